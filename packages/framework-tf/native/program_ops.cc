@@ -1,11 +1,18 @@
 // The ops of exported programs, which look up in the tables that are bound to a handle, without Python.
 //
-//   SparringProgramGather  ids (…), anchor (0, dim)                      → embeddings (…, dim)
-//   SparringProgramPool    ids (n), lengths (features, b), weights (n or 0),
-//                          anchors (0, dim) of each feature              → embeddings (b, sum of dims)
+//   SparringProgramGather     ids (…), anchor (0, dim)                     → embeddings (…, dim)
+//   SparringProgramPool       ids (n), lengths (features, b), weights (n or 0),
+//                             anchors (0, dim) of each feature             → embeddings (b, sum of dims)
+//   SparringProgramGatherIn, SparringProgramPoolIn: the same, and version () as the last input
+//   SparringProgramBegin                                                   → version ()
+//   SparringProgramParameter  version ()                                   → value
 //
-// Attributes: `handle`, as in sparring_program.h, and `tables`, one line per feature.
+// Attributes: `handle`, as in sparring_program.h, `tables`, one line per feature, and `place`, the line
+// of a parameter in parameters.txt.
 // An anchor has no elements. Its shape determines the width of embeddings before the graph runs.
+//
+// `version` is the number of the version that a run holds, from SparringProgramBegin, until TensorFlow
+// frees this tensor after the last op that reads it. Ops without this input read the current version.
 //
 // Rows are read by libsparring_packed.so in the folder of this library, or by the library that was
 // passed to `sparring_tf_read_programs_by`. The build requires neither that library nor its header.
@@ -13,9 +20,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "lookup_shapes.h"
@@ -39,12 +49,30 @@ struct Request {
   const float* weights;
 };
 
-using Read = int32_t (*)(const char* handle, int64_t num_requests, const char* const* tables,
+// SparringProgramParameter of sparring_program.h.
+struct Parameter {
+  const char* name;
+  const char* dtype;
+  int32_t num_dims;
+  const int64_t* sizes;
+  const void* data;
+  uint64_t num_bytes;
+};
+
+template <class Source>
+using Read = int32_t (*)(Source source, int64_t num_requests, const char* const* tables,
                          const int64_t* dims, Request* requests, uint64_t request_bytes);
 
+// Functions of sparring_program.h.
 struct Reader {
-  Read lookup = nullptr;
-  Read pool = nullptr;
+  Read<const char*> lookup = nullptr;
+  Read<const char*> pool = nullptr;
+  Read<int64_t> lookup_in = nullptr;
+  Read<int64_t> pool_in = nullptr;
+  int32_t (*begin)(const char* handle, int64_t* version) = nullptr;
+  int32_t (*end)(int64_t version) = nullptr;
+  int32_t (*parameter)(int64_t version, int64_t place, Parameter* parameter, uint64_t bytes) = nullptr;
+  int32_t (*keep)(int64_t version, int64_t place, void** object, void (*destroy)(void*)) = nullptr;
   const char* (*error)() = nullptr;
   std::string fault;  // why it cannot read; empty if it can
 };
@@ -59,12 +87,23 @@ Reader opened(const std::string& path) {
                  ", which cannot be opened: " + dlerror() + "; copy the bundle as a whole";
     return made;
   }
-  made.lookup = reinterpret_cast<Read>(dlsym(library, "sparring_program_lookup"));
-  made.pool = reinterpret_cast<Read>(dlsym(library, "sparring_program_pool"));
-  made.error = reinterpret_cast<const char* (*)()>(dlsym(library, "sparring_program_error"));
-  if (made.lookup == nullptr || made.pool == nullptr || made.error == nullptr) {
-    made.fault = path + " has no functions for programs, because it is of an older release; upgrade "
-                        "sparring-packed, and export the program again";
+  bool has_all = true;
+  const auto set = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+    has_all = has_all && function != nullptr;
+  };
+  set(made.lookup, "sparring_program_lookup");
+  set(made.pool, "sparring_program_pool");
+  set(made.lookup_in, "sparring_program_lookup_in");
+  set(made.pool_in, "sparring_program_pool_in");
+  set(made.begin, "sparring_program_begin");
+  set(made.end, "sparring_program_end");
+  set(made.parameter, "sparring_program_parameter");
+  set(made.keep, "sparring_program_keep");
+  set(made.error, "sparring_program_error");
+  if (!has_all) {
+    made.fault = path + " does not have all functions for programs, because it is of an older release; "
+                        "upgrade sparring-packed, and export the program again";
   }
   return made;
 }
@@ -133,18 +172,103 @@ const int64_t* integers(const Tensor& tensor) {
   return static_cast<const int64_t*>(TF_TensorData(tensor.get()));
 }
 
-void read(Run& run, Read Reader::*function, const Site& site, const std::vector<int64_t>& dims,
+// The input `version` at `place`; 0 if the op has no such input.
+int64_t version_at(Run& run, TF_OpKernelContext* context, int place) {
+  if (TF_NumInputs(context) <= place) return 0;
+  const Tensor version = run.input(place);
+  return run.is_ok() && TF_TensorElementCount(version.get()) == 1 ? *integers(version) : 0;
+}
+
+enum class Result { kRows, kPooled };
+
+void read(Run& run, Result result, const Site& site, int64_t version, const std::vector<int64_t>& dims,
           std::vector<Request>& requests) {
   const Reader& by = reader();
   if (!by.fault.empty()) return run.fail(TF_FAILED_PRECONDITION, by.fault.c_str());
   std::vector<const char*> names;
   for (const std::string& each : site.tables) names.push_back(each.c_str());
-  const auto count = static_cast<int64_t>(requests.size());
-  const Read asked = by.*function;
-  if (asked(site.handle.c_str(), count, names.data(), dims.data(), requests.data(),
-            sizeof(Request)) != 0) {
-    run.fail(TF_FAILED_PRECONDITION, by.error());
+  const auto call = [&](auto function, auto source) {
+    return function(source, static_cast<int64_t>(requests.size()), names.data(), dims.data(),
+                    requests.data(), sizeof(Request));
+  };
+  const bool is_pooled = result == Result::kPooled;
+  const int32_t failed = version == 0 ? call(is_pooled ? by.pool : by.lookup, site.handle.c_str())
+                                      : call(is_pooled ? by.pool_in : by.lookup_in, version);
+  if (failed != 0) run.fail(TF_FAILED_PRECONDITION, by.error());
+}
+
+// The memory of a tensor with the number of a version that a run holds.
+struct alignas(64) Held {
+  int64_t version = 0;
+};
+
+void end(void* data, size_t, void*) {
+  auto* const held = static_cast<Held*>(data);
+  reader().end(held->version);
+  delete held;
+}
+
+void begin(void* made, TF_OpKernelContext* context) {
+  Run run(context);
+  const Reader& by = reader();
+  if (!by.fault.empty()) return run.fail(TF_FAILED_PRECONDITION, by.fault.c_str());
+  auto held = std::make_unique<Held>();
+  if (by.begin(static_cast<Site*>(made)->handle.c_str(), &held->version) != 0) {
+    return run.fail(TF_FAILED_PRECONDITION, by.error());
   }
+  run.set_output(
+      Tensor(TF_NewTensor(TF_INT64, nullptr, 0, held.release(), sizeof(int64_t), &end, nullptr)));
+}
+
+void* create_parameter(TF_OpKernelConstruction* context) {
+  const Status status(TF_NewStatus());
+  auto place = std::make_unique<int64_t>();
+  TF_OpKernelConstruction_GetAttrInt64(context, "place", place.get(), status.get());
+  if (!is_ok(status)) {
+    TF_OpKernelConstruction_Failure(context, status.get());
+    return nullptr;
+  }
+  return place.release();
+}
+
+void destroy_parameter(void* place) { delete static_cast<int64_t*>(place); }
+
+TF_DataType dtype_named(const std::string& name) {
+  static const std::map<std::string, TF_DataType> dtypes = {
+      {"F32", TF_FLOAT}, {"F64", TF_DOUBLE}, {"F16", TF_HALF},  {"BF16", TF_BFLOAT16},
+      {"I64", TF_INT64}, {"I32", TF_INT32},  {"I16", TF_INT16}, {"I8", TF_INT8},
+      {"U8", TF_UINT8},  {"BOOL", TF_BOOL}};
+  const auto found = dtypes.find(name);
+  return found == dtypes.end() ? TF_DataType{} : found->second;
+}
+
+void parameter(void* made, TF_OpKernelContext* context) {
+  Run run(context);
+  const int64_t place = *static_cast<int64_t*>(made);
+  const int64_t version = version_at(run, context, 0);
+  if (!run.is_ok()) return run.fail();
+  const Reader& by = reader();
+  if (!by.fault.empty()) return run.fail(TF_FAILED_PRECONDITION, by.fault.c_str());
+  const auto fail = [&] { run.fail(TF_FAILED_PRECONDITION, by.error()); };
+  const auto destroy_tensor = [](void* tensor) { TF_DeleteTensor(static_cast<TF_Tensor*>(tensor)); };
+  void* kept = nullptr;
+  if (by.keep(version, place, &kept, destroy_tensor) != 0) return fail();
+  if (kept == nullptr) {
+    Parameter found{};
+    if (by.parameter(version, place, &found, sizeof found) != 0) return fail();
+    const TF_DataType type = dtype_named(found.dtype);
+    if (type != run.type()) {
+      return run.refuse(std::string("SparringProgramParameter: parameter ") + found.name + " is " +
+                        found.dtype + ", which the program does not read; export the program again");
+    }
+    Tensor copy(TF_AllocateTensor(type, found.sizes, found.num_dims, found.num_bytes));
+    std::memcpy(TF_TensorData(copy.get()), found.data, found.num_bytes);
+    kept = copy.get();
+    if (by.keep(version, place, &kept, destroy_tensor) != 0) return fail();
+    if (kept == copy.get()) (void)copy.release();  // otherwise another run was faster
+  }
+  // The version keeps a reference, so no op writes its result into this memory.
+  run.set_output_of(static_cast<TF_Tensor*>(kept));
 }
 
 void gather(void* made, TF_OpKernelContext* context) {
@@ -166,7 +290,9 @@ void gather(void* made, TF_OpKernelContext* context) {
   requests[0].count = TF_TensorElementCount(ids.get());
   requests[0].ids = integers(ids);
   requests[0].rows = TF_TensorData(out.get());
-  read(run, &Reader::lookup, site, {dims.back()}, requests);
+  const int64_t version = version_at(run, context, 2);
+  if (!run.is_ok()) return run.fail();
+  read(run, Result::kRows, site, version, {dims.back()}, requests);
 }
 
 void pool(void* made, TF_OpKernelContext* context) {
@@ -175,7 +301,7 @@ void pool(void* made, TF_OpKernelContext* context) {
   const size_t num_features = site.tables.size();
   const Tensor ids = run.input(0), lengths = run.input(1), weights = run.input(2);
   if (!run.is_ok()) return run.fail();
-  if (static_cast<size_t>(TF_NumInputs(context)) != 3 + num_features ||
+  if (static_cast<size_t>(TF_NumInputs(context)) < 3 + num_features ||
       TF_NumDims(ids.get()) != 1 || TF_NumDims(lengths.get()) != 2 ||
       TF_Dim(lengths.get(), 0) != static_cast<int64_t>(num_features)) {
     return run.refuse("SparringProgramPool: ids must be (n), lengths (features, bags), for " +
@@ -236,20 +362,42 @@ void pool(void* made, TF_OpKernelContext* context) {
     own_offsets += num_bags + 1;
     if (weight != nullptr) weight += request.count;
   }
-  read(run, &Reader::pool, site, dims, requests);
+  const int64_t version = version_at(run, context, 3 + static_cast<int>(num_features));
+  if (!run.is_ok()) return run.fail();
+  read(run, Result::kPooled, site, version, dims, requests);
+}
+
+void infer_version(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Shape scalar(TF_ShapeInferenceContextScalar(context));
+  TF_ShapeInferenceContextSetOutput(context, 0, scalar.get(), status);
 }
 
 const bool is_registered = [] {
-  register_plain_op({"SparringProgramGather",
-                     {"ids: int64", "anchor: float"},
+  const std::vector<const char*> lookup{"handle: string", "tables: string"};
+  const std::vector<const char*> pooled{"F: int >= 1", "handle: string", "tables: string"};
+  register_plain_op({"SparringProgramGather", {"ids: int64", "anchor: float"}, {"found: float"}, lookup},
+                    &infer_gather, &gather, &create, &destroy);
+  register_plain_op({"SparringProgramGatherIn",
+                     {"ids: int64", "anchor: float", "version: int64"},
                      {"found: float"},
-                     {"handle: string", "tables: string"}},
+                     lookup},
                     &infer_gather, &gather, &create, &destroy);
   register_plain_op({"SparringProgramPool",
                      {"ids: int64", "lengths: int64", "weights: float", "anchors: F * float"},
                      {"found: float"},
-                     {"F: int >= 1", "handle: string", "tables: string"}},
+                     pooled},
                     &infer_pool<0>, &pool, &create, &destroy);
+  register_plain_op({"SparringProgramPoolIn",
+                     {"ids: int64", "lengths: int64", "weights: float", "anchors: F * float",
+                      "version: int64"},
+                     {"found: float"},
+                     pooled},
+                    &infer_pool<1>, &pool, &create, &destroy);
+  register_plain_op({"SparringProgramBegin", {}, {"version: int64"}, lookup},
+                    &infer_version, &begin, &create, &destroy);
+  register_plain_op({"SparringProgramParameter", {"version: int64"}, {"value: T"}, {"T: type", "place: int"}},
+                    &TF_ShapeInferenceContextSetUnknownShape, &parameter, &create_parameter,
+                    &destroy_parameter);
   return true;
 }();
 

@@ -45,8 +45,11 @@ class Run {
                                     static_cast<int>(dims.size()), num_bytes, status_.get()));
   }
 
-  void set_output(const Tensor& tensor) {
-    TF_SetOutput(context_, 0, tensor.get(), status_.get());
+  void set_output(const Tensor& tensor) { set_output_of(tensor.get()); }
+
+  // Shares the memory of a tensor that remains with its owner.
+  void set_output_of(const TF_Tensor* tensor) {
+    TF_SetOutput(context_, 0, tensor, status_.get());
     if (!is_ok()) fail();
   }
 

@@ -33,7 +33,18 @@ enum TF_Code : int {
   TF_UNAVAILABLE = 14,
   TF_DATA_LOSS = 15,
 };
-enum TF_DataType : int { TF_FLOAT = 1, TF_DOUBLE = 2, TF_INT64 = 9 };
+enum TF_DataType : int {
+  TF_FLOAT = 1,
+  TF_DOUBLE = 2,
+  TF_INT32 = 3,
+  TF_UINT8 = 4,
+  TF_INT16 = 5,
+  TF_INT8 = 6,
+  TF_INT64 = 9,
+  TF_BOOL = 10,
+  TF_BFLOAT16 = 14,
+  TF_HALF = 19,
+};
 
 // ---- status
 TF_Status* TF_NewStatus();
@@ -43,6 +54,11 @@ TF_Code TF_GetCode(const TF_Status* status);
 const char* TF_Message(const TF_Status* status);
 
 // ---- tensors
+TF_Tensor* TF_AllocateTensor(TF_DataType type, const int64_t* dims, int num_dims, size_t num_bytes);
+// Uses `data` without a copy if it is aligned to 64 bytes; calls `release` when it is no longer used.
+TF_Tensor* TF_NewTensor(TF_DataType type, const int64_t* dims, int num_dims, void* data,
+                        size_t num_bytes, void (*release)(void* data, size_t num_bytes, void* argument),
+                        void* argument);
 void TF_DeleteTensor(TF_Tensor* tensor);
 int TF_NumDims(const TF_Tensor* tensor);
 int64_t TF_Dim(const TF_Tensor* tensor, int place);
@@ -100,6 +116,8 @@ void TF_OpKernelConstruction_GetAttrSize(TF_OpKernelConstruction* context, const
                                          TF_Status* status);
 void TF_OpKernelConstruction_GetAttrString(TF_OpKernelConstruction* context, const char* name,
                                            char* value, size_t room, TF_Status* status);
+void TF_OpKernelConstruction_GetAttrInt64(TF_OpKernelConstruction* context, const char* name,
+                                          int64_t* value, TF_Status* status);
 void TF_OpKernelConstruction_Failure(TF_OpKernelConstruction* context, TF_Status* status);
 int TF_NumInputs(TF_OpKernelContext* context);
 void TF_GetInput(TF_OpKernelContext* context, int place, TF_Tensor** tensor, TF_Status* status);

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from sparring.errors import InvalidArgumentError, PluginError, UnsupportedError
 from sparring_testing.frameworks.exported_program import (
     Ask,
     check_run_without_python,
+    check_versions_are_not_mixed,
     damage_files,
 )
 from sparring_tf import (
@@ -110,16 +112,24 @@ class Exported:
             variables = self.model.trainable_variables
             self.optimizer.apply(tape.gradient(loss, variables), variables)
         self.num_saved += 1
-        publish(self.optimizer, self.folder, self.num_saved)
+        top = self.model.layers[-1]
+        top.kernel.assign_add(tf.fill(top.kernel.shape, 0.02))  # as if it was trained
+        top.bias.assign_sub([0.125])
+        publish(self.optimizer, self.folder, self.num_saved, [top.kernel, top.bias])
 
     def answers(self, inputs: list[Any]) -> dict[str, Any]:
         return {name: each.numpy() for name, each in self.model(inputs, training=False).items()}
 
 
-def publish(optimizer: Optimizer, folder: Path, number: int) -> None:
+def publish(optimizer: Optimizer, folder: Path, number: int, weights: Sequence[Any] = ()) -> None:
     saved = folder / f"saved-{number}"
     optimizer.container.save(str(saved))
-    sparring_packed.write(str(saved), str(folder / "served" / f"step-{number}"))
+    files = {}
+    if weights:
+        arrays = {each.path: keras.ops.convert_to_numpy(each) for each in weights}
+        files["parameters"] = sparring_packed.encode_parameters(arrays)
+    options = sparring_packed.WriteOptions(model=files)
+    sparring_packed.write(str(saved), str(folder / "served" / f"step-{number}"), options=options)
 
 
 def check_answers(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -138,7 +148,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return made
 
 
-def test_a_program_equals_the_model_and_loads_newer_rows(exported: Exported) -> None:
+def test_a_program_equals_the_model_and_loads_newer_rows_and_parameters(exported: Exported) -> None:
     with load_program(exported.bundle, exported.served) as program:
         first = program.version
         for size in (6, 1, 0, 40):
@@ -159,15 +169,37 @@ def test_a_program_equals_the_model_and_loads_newer_rows(exported: Exported) -> 
 def test_the_program_contains_no_rows_and_no_lookups_of_training(exported: Exported) -> None:
     saved = exported.bundle / "saved_model"
     assert not list((saved / "assets").iterdir())
-    assert {name for name, _ in tf.train.list_variables(str(saved / "variables/variables"))} >= {
-        "weights/0/.ATTRIBUTES/VARIABLE_VALUE"
-    }
     graph = (saved / "saved_model.pb").read_bytes()
-    assert b"SparringProgramPool" in graph
+    assert b"SparringProgramPoolIn" in graph
+    assert b"SparringProgramParameter" in graph
     assert b"SparringGather" not in graph
     assert b"anchor" not in b"".join(
         name.encode() for name, _ in tf.train.list_variables(str(saved / "variables/variables"))
     )
+
+
+def test_versions_with_other_parameters_are_rejected(exported: Exported, tmp_path: Path) -> None:
+    top = exported.model.layers[-1]
+    inputs = batch_of(4, 3)
+    publish(exported.optimizer, tmp_path, 1, [top.kernel, top.bias])
+    with load_program(exported.bundle, tmp_path / "served") as program:
+        first, expected = program.version, program(inputs)["score"]
+        exported.train_and_publish()
+        publish(exported.optimizer, tmp_path, 2, [top.kernel])
+        with pytest.raises(ProgramError, match=r"has no parameter 'dense.*/bias'"):
+            program.refresh()
+        assert program.version == first
+        np.testing.assert_array_equal(program(inputs)["score"], expected)
+
+
+def test_runs_read_one_version_while_versions_change(exported: Exported) -> None:
+    inputs = batch_of(5, 8)
+    with load_program(exported.bundle, exported.served) as program:
+        check_versions_are_not_mixed(
+            lambda: program(inputs)["score"].numpy().tobytes(),
+            program.refresh,
+            exported.train_and_publish,
+        )
 
 
 def test_a_program_of_one_version_reads_no_other_version(
@@ -175,6 +207,8 @@ def test_a_program_of_one_version_reads_no_other_version(
 ) -> None:
     copied = tmp_path / "exact"
     export_program(exported.model, copied, served=exported.served / "step-1")
+    variables = tf.train.list_variables(str(copied / "saved_model/variables/variables"))
+    assert "weights/0/.ATTRIBUTES/VARIABLE_VALUE" in dict(variables)
     with load_program(copied, exported.served / "step-1") as program:
         assert program.version[0] == program.description["served"]["hash"]
         with pytest.raises(ProgramError, match=r"bound to version .*; export it with follow"):

@@ -20,6 +20,7 @@ from sparring.errors import InvalidArgumentError, PluginError
 from sparring_testing.frameworks.exported_program import (
     Ask,
     check_run_without_python,
+    check_versions_are_not_mixed,
     damage_files,
 )
 from sparring_torch import (
@@ -130,8 +131,8 @@ class Exported:
     def train_and_publish(self) -> None:
         self.model.train()
         with torch.no_grad():  # as if an optimizer had trained the layer
-            self.model.top.weight += 0.25
-            self.model.top.bias -= 1
+            self.model.top.weight += 0.02
+            self.model.top.bias -= 0.125
         for step in range(3):
             self.optimizer.zero_grad()
             found, again = self.model(*batch_of(16, 100 * self.num_saved + step))
@@ -141,19 +142,21 @@ class Exported:
         self.num_saved += 1
         saved = self.folder / f"saved-{self.num_saved}"
         self.optimizer.container.save(str(saved))
-        self.write(saved, self.served, {"top.bias": self.model.top.bias})
+        self.write(saved, self.served / f"step-{self.num_saved}", self.parameters)
 
-    def write(self, saved: Path, served: Path, parameters: dict[str, Tensor]) -> None:
-        """Writes a serving snapshot with the parameter `top.weight` of the model, and `parameters`."""
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        top = self.model.top
+        return {"top.weight": top.weight.detach(), "top.bias": top.bias.detach()}
+
+    def write(self, saved: Path, served: Path, parameters: dict[str, Tensor] | None) -> None:
+        """Writes a serving snapshot with parameters of a model, or only with rows."""
         files = {}
-        if parameters:
-            parameters = {"top.weight": self.model.top.weight} | parameters
-            arrays = {name: each.detach().numpy() for name, each in parameters.items()}
+        if parameters is not None:
+            arrays = {name: each.numpy() for name, each in parameters.items()}
             files["parameters"] = sparring_packed.encode_parameters(arrays)
         options = sparring_packed.WriteOptions(model=files)
-        sparring_packed.write(
-            str(saved), str(served / f"step-{self.num_saved}"), options=options
-        )
+        sparring_packed.write(str(saved), str(served), options=options)
 
     def answers(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         with torch.no_grad():
@@ -206,6 +209,56 @@ def test_a_program_equals_the_model_and_loads_newer_rows_and_parameters(exported
             assert torch.equal(found, expected)
     with pytest.raises(RuntimeError, match="call sparring_program_bind"):
         program(*inputs)
+
+
+def test_versions_with_other_parameters_are_rejected(exported: Exported, tmp_path: Path) -> None:
+    saved, served = exported.folder / "saved-1", tmp_path / "served"
+    later = exported.folder / f"saved-{exported.num_saved}"
+    assert exported.num_saved > 1
+    good = exported.parameters
+    exported.write(saved, served / "a", None)
+    inputs = batch_of(4, 3)
+    with load_program(exported.bundle, served) as program:
+        first, exported_with = program.version, program(*inputs)[0]
+        for number, (parameters, message) in enumerate(
+            [
+                (
+                    good | {"top.bias": torch.zeros(2)},
+                    r"'top.bias' of version .* is F32 \(2\), .* F32 \(1\)",
+                ),
+                (
+                    good | {"top.bias": torch.zeros(1).double()},
+                    r"is F64 \(1\), and the program needs F32",
+                ),
+                ({"top.bias": good["top.bias"]}, r"version .* has no parameter 'top\.weight'"),
+            ]
+        ):
+            exported.write(later, served / f"b{number}", parameters)
+            for _ in range(2):
+                with pytest.raises(ProgramError, match=message):
+                    program.refresh()
+            assert program.version == first
+            assert torch.equal(program(*inputs)[0], exported_with)
+        exported.write(later, served / "c", good)
+        assert program.refresh()
+        changed = program(*inputs)[0]
+        assert not torch.equal(changed, exported_with)
+        exported.write(later, served / "d", None)
+        with pytest.raises(ProgramError, match="has no parameters of the model, but the current"):
+            program.refresh()
+        assert torch.equal(program(*inputs)[0], changed)
+    with load_program(exported.bundle, served) as program:
+        assert not torch.equal(program(*inputs)[0], changed)  # parameters of the export
+
+
+def test_runs_read_one_version_while_versions_change(exported: Exported) -> None:
+    inputs = batch_of(5, 8)
+    with load_program(exported.bundle, exported.served) as program:
+        check_versions_are_not_mixed(
+            lambda: program(*inputs)[0].numpy().tobytes(),
+            program.refresh,
+            exported.train_and_publish,
+        )
 
 
 def test_a_program_of_one_version_reads_no_other(exported: Exported, tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ __all__ = [
     "Program",
     "ProgramBinding",
     "ProgramLibrary",
-    "ProgramParameter",
     "new_bundle",
     "program_binding",
 ]
@@ -171,9 +170,7 @@ class ProgramLibrary:
         data = np.ctypeslib.as_array(
             ctypes.cast(found.data, ctypes.POINTER(ctypes.c_uint8)), (found.num_bytes,)
         )
-        return ProgramParameter(
-            found.dtype.decode(), tuple(found.sizes[: found.num_dims]), data
-        )
+        return ProgramParameter(found.dtype.decode(), tuple(found.sizes[: found.num_dims]), data)
 
     def describe(self, served: str) -> tuple[str, dict[str, int]]:
         """Returns the hash of the newest version, and table → dim.

@@ -32,7 +32,7 @@ def load_program(bundle: str | os.PathLike[str], served: str | os.PathLike[str])
         PluginError: sparring-packed is not installed.
     """
 
-    def load(folder: Path) -> Any:
+    def load(folder: Path, _functions: Any) -> Any:
         loaded = tf.saved_model.load(str(folder / PROGRAM))
 
         def call(*inputs: Any) -> Any:

@@ -11,14 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import keras
 import tensorflow as tf
 from tensorflow.python.saved_model import loader_impl
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.program.bundle import PROGRAM, SIGNATURE
 from sparring_tf.program.library import import_packed, load_operators, load_reader
-from sparring_tf.program.lookups import trace_for
+from sparring_tf.program.lookups import one_version, trace_for
 from sparring_tf.saving.anchors import trained_table
+from sparring_tf.saving.saved_state import kept_variables
 
 __all__ = ["export_program"]
 
@@ -45,8 +47,8 @@ def export_program(
         bundle: the folder to create; it must not exist.
         served: a serving snapshot of the model's tables, or a folder of serving snapshots, of which the
             newest is used. `sparring publish` writes them. The program is bound to its version.
-        follow: whether the program may also read later versions of the same tables. Its other weights
-            do not change.
+        follow: whether the program may also read later versions. It reads rows and weights from the same
+            version, if the version contains parameters; otherwise the weights do not change.
         signature: a `tf.TensorSpec` per argument of the call, in the nested structure of the arguments.
             Defaults to the inputs of a functional or sequential model.
         call: the computation of the program. Defaults to ``model(inputs, training=False)``.
@@ -73,14 +75,23 @@ def export_program(
     dims = {each.table.name: each.table.dim for each in declared}
     binding = import_packed().program_binding(load_reader(), bundle, dims, served, follow)
     program = tf.Module(name="program")
-    program.weights = [each.value for each in model.variables if trained_table(each) is None]
+    variables = kept_variables(model)
     compute = call or (lambda *inputs: model(*inputs, training=False))
+    parameters = None
+    if follow:
+        weights = _weights_by_name(model, variables)
+        parameters = {name: keras.ops.convert_to_numpy(each) for name, each in weights.items()}
+        compute = _in_one_version(compute, list(weights.values()))
+        read = set(map(id, weights.values()))
+        variables = [each for each in variables if id(each) not in read]
+    program.weights = [each.value for each in variables]
     program.call = tf.function(compute, input_signature=specs, autograph=False)
     serving = _serving(program.call, specs)
     _, library = load_operators()
     with trace_for(binding.handle), _inner_functions_inlined():
         _check_lookups(serving.get_concrete_function().graph)
-        with import_packed().new_bundle(binding, f"tensorflow {tf.__version__}", library) as made:
+        release = f"tensorflow {tf.__version__}"
+        with import_packed().new_bundle(binding, release, library, parameters) as made:
             try:
                 # Saving traces functions that were not called yet, so it needs this context, too.
                 tf.saved_model.save(program, str(made / PROGRAM), signatures=serving)
@@ -95,6 +106,25 @@ def export_program(
             (made / SIGNATURE).write_text(_signature(made / PROGRAM))
     folder: Path = binding.folder
     return folder
+
+
+def _in_one_version(compute: Callable[..., Any], weights: Sequence[Any]) -> Callable[..., Any]:
+    def compute_in_one_version(*inputs: Any) -> Any:
+        with one_version(weights):
+            return compute(*inputs)
+
+    return compute_in_one_version
+
+
+def _weights_by_name(model: Any, variables: Sequence[Any]) -> dict[str, Any]:
+    """Returns the weights of a model, without states of random generators, by their names in serving
+    snapshots: their paths, or ``PATH#NUMBER`` if an earlier variable has the same path.
+    """
+    named: dict[str, Any] = {}
+    for number, each in enumerate(variables):
+        named[each.path if each.path not in named else f"{each.path}#{number}"] = each
+    weights = set(map(id, model.weights))
+    return {name: each for name, each in named.items() if id(each) in weights}
 
 
 def _specs(model: Any) -> list[Any]:

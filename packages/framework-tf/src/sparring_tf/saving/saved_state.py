@@ -12,7 +12,7 @@ from sparring import State
 from sparring.errors import InvalidArgumentError
 from sparring_tf.saving.anchors import trained_table
 
-__all__ = ["gather_state", "restore_state"]
+__all__ = ["gather_state", "kept_variables", "restore_state"]
 
 
 class _Variables(Protocol):
@@ -31,7 +31,7 @@ def gather_state(**parts: _Variables) -> State:
     """
     arrays, paths = {}, {}
     for name, part in parts.items():
-        kept = _kept(part)
+        kept = kept_variables(part)
         paths[name] = [each.path for each in kept]
         for number, each in enumerate(kept):
             arrays[_array(name, number)] = keras.ops.convert_to_numpy(each)
@@ -58,7 +58,7 @@ def restore_state(state: State, **parts: _Variables) -> None:
                 f"{', '.join(state.values or ()) or 'nothing'}",
                 name=name,
             )
-        values += _match_state(state, name, _kept(part))
+        values += _match_state(state, name, kept_variables(part))
         anchors += list(filter(None, map(trained_table, part.variables)))
     for variable, value in values:
         variable.assign(value)
@@ -92,7 +92,7 @@ def _match_state(state: State, name: str, variables: list[Any]) -> list[tuple[An
     return matched
 
 
-def _kept(part: _Variables) -> list[Any]:
+def kept_variables(part: _Variables) -> list[Any]:
     """Returns the variables of a part that are not anchors of tables."""
     return [each for each in part.variables if trained_table(each) is None]
 

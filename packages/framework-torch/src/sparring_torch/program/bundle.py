@@ -12,7 +12,7 @@ from torch import Tensor
 from sparring_torch.program.library import load_library, packed
 
 if TYPE_CHECKING:
-    from sparring_packed import Program, ProgramLibrary, ProgramParameter
+    from sparring_packed import Program, ProgramLibrary
 
 __all__ = ["PROGRAM", "load_program"]
 
@@ -76,7 +76,7 @@ class _VersionedCalls:
             return self._program(torch.tensor(version), parameters, *inputs)
 
 
-def _tensor(parameter: ProgramParameter) -> Tensor:
+def _tensor(parameter: Any) -> Tensor:
     dtype = _DTYPES[parameter.dtype]
     if not parameter.data.size:
         return torch.empty(parameter.shape, dtype=dtype)

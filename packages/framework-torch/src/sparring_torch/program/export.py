@@ -95,9 +95,7 @@ def export_program(
             )
         inputs = (torch.zeros((), dtype=torch.int64), tensors, *inputs)
     with torch.no_grad():
-        program = torch.export.export(
-            traced, inputs, dynamic_shapes=dynamic_shapes, strict=False
-        )
+        program = torch.export.export(traced, inputs, dynamic_shapes=dynamic_shapes, strict=False)
     graph = program.graph_module.graph
     version = next(each for each in graph.nodes if each.op == "placeholder") if follow else None
     _bind_lookups(graph, binding.handle if version is None else version)

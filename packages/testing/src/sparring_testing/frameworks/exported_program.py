@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["Ask", "check_run_without_python", "damage_files"]
+__all__ = ["Ask", "check_run_without_python", "check_versions_are_not_mixed", "damage_files"]
 
 Ask = Callable[[str], str]
 """Writes a line to the program and returns the line with which it replies."""
@@ -30,6 +32,51 @@ def damage_files(bundle: Path) -> Iterator[Path]:
                 path.write_bytes(damaged)
             yield path
         path.write_bytes(content)
+
+
+def check_versions_are_not_mixed(
+    run: Callable[[], bytes], refresh: Callable[[], bool], publish: Callable[[], object]
+) -> None:
+    """Checks that runs in several threads read rows and parameters of one version, while another thread
+    refreshes the program.
+
+    Args:
+        run: runs the program with the same inputs each time, and returns its outputs as bytes.
+        refresh: loads the newest version, and returns whether there was one.
+        publish: writes the next version, with other rows and other parameters.
+    """
+    expected = {run()}
+    found: set[bytes] = set()
+    stop = threading.Event()
+    counts: list[int] = []
+    failures: list[Exception] = []
+
+    def run_repeatedly() -> None:
+        count = 0
+        try:
+            while not stop.is_set() or count < 20:
+                found.add(run())
+                count += 1
+                time.sleep(0.001)  # leaves time for the other threads
+        except Exception as error:
+            failures.append(error)
+        counts.append(count)
+
+    threads = [threading.Thread(target=run_repeatedly) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for _ in range(4):
+        publish()
+        assert refresh()
+        expected.add(run())  # no other thread refreshes, so this is the newest version
+    stop.set()
+    for each in threads:
+        each.join()
+    assert not failures
+    assert len(expected) == 5
+    assert sum(counts) >= 40
+    assert len(found) > 1
+    assert found <= expected
 
 
 def check_run_without_python(

@@ -45,7 +45,10 @@ def export_program(
         typer.Option(help="A snapshot, or a folder of them. Default: snapshots.url of the run."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Let the program read later versions of its tables.")
+        bool,
+        typer.Option(
+            "--follow", help="Let the program read later versions of its tables and parameters."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
