@@ -1,11 +1,14 @@
 // The Python module: opens databases and returns tables as capsules of storage_abi.h.
-// All other operations of a table use that struct.
+// All other operations of a table use that struct. The records of a join have no struct.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include <rocksdb/version.h>
 
@@ -14,6 +17,7 @@
 #include "storage.h"
 #include "sparring/python_errors.h"
 #include "table.h"
+#include "timed_records.h"
 
 namespace py = pybind11;
 using namespace sparring::flash;
@@ -100,6 +104,45 @@ py::capsule capsule_of(const std::shared_ptr<Table>& table) {
   return py::reinterpret_steal<py::capsule>(capsule);
 }
 
+py::list get_records(const TimedRecords& self, const std::vector<std::string>& keys) {
+  std::vector<std::optional<TimedRecord>> found;
+  {
+    const py::gil_scoped_release without_gil;
+    found = self.get(keys);
+  }
+  py::list result;
+  for (const auto& each : found) {
+    if (each.has_value()) {
+      result.append(py::make_tuple(each->time, py::bytes(each->value)));
+    } else {
+      result.append(py::none());
+    }
+  }
+  return result;
+}
+
+void write_records(TimedRecords& self, const std::vector<std::pair<std::string, double>>& removed,
+                   const std::vector<std::tuple<std::string, double, std::string>>& added) {
+  const py::gil_scoped_release without_gil;
+  std::vector<TimedRecord> records;
+  records.reserve(added.size());
+  for (const auto& [key, time, value] : added) records.push_back({key, time, value});
+  self.write(removed, records);
+}
+
+py::list scan_records(TimedRecords& self, double until, size_t max_records) {
+  std::vector<TimedRecord> found;
+  {
+    const py::gil_scoped_release without_gil;
+    found = self.scan(until, max_records);
+  }
+  py::list result;
+  for (const TimedRecord& each : found) {
+    result.append(py::make_tuple(each.time, py::bytes(each.key), py::bytes(each.value)));
+  }
+  return result;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, module) {
@@ -150,4 +193,14 @@ PYBIND11_MODULE(_native, module) {
              shared->purge(table);
            })
       .def("close", &OpenDatabase::close);
+
+  py::class_<TimedRecords>(module, "TimedRecords")
+      .def(py::init<const std::string&, uint64_t, uint64_t, const std::string&>(),
+           py::arg("folder"), py::kw_only(), py::arg("block_cache_bytes"),
+           py::arg("write_buffer_bytes"), py::arg("compression"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("get", &get_records)
+      .def("write", &write_records)
+      .def("scan", &scan_records)
+      .def("checkpoint", &TimedRecords::checkpoint, py::call_guard<py::gil_scoped_release>());
 }

@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 __version__: str
 rocksdb_version: str
 
@@ -68,3 +70,23 @@ class Database:
 
     def close(self) -> None:
         """Closes this object. The database is closed with the last object that uses it."""
+
+class TimedRecords:
+    """Records by key and by time, for `RocksdbJoinStore`.
+
+    Raises:
+        sparring.errors.StorageIOError: the folder cannot be written, or another process has opened it.
+        sparring.errors.CorruptDataError: the checksums of its files do not match.
+    """
+
+    def __init__(
+        self, folder: str, *, block_cache_bytes: int, write_buffer_bytes: int, compression: str
+    ) -> None: ...
+    def get(self, keys: Sequence[bytes]) -> list[tuple[float, bytes] | None]: ...
+    def write(
+        self,
+        removed: Sequence[tuple[bytes, float]],
+        added: Sequence[tuple[bytes, float, bytes]],
+    ) -> None: ...
+    def scan(self, until: float, max_records: int) -> list[tuple[float, bytes, bytes]]: ...
+    def checkpoint(self, folder: str) -> None: ...

@@ -1,0 +1,1 @@
+"""Joins of impressions with the actions that follow them."""
