@@ -10,6 +10,7 @@ from sparring_rocksdb.options import RocksdbOptions
 
 if TYPE_CHECKING:
     from sparring.contracts import Storage, TableConfig
+    from sparring_train.hookspecs import JoinStoreDescriptor
 
 
 @hookimpl
@@ -23,6 +24,22 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
             factory=_open,
             found=_found,
             estimate_bytes=_estimate,
+        )
+    ]
+
+
+@hookimpl(optionalhook=True)
+def sparring_register_join_stores() -> Sequence[JoinStoreDescriptor]:
+    from sparring_rocksdb.join_store import RocksdbJoinOptions, RocksdbJoinStore
+    from sparring_train.hookspecs import JoinStoreDescriptor
+
+    return [
+        JoinStoreDescriptor(
+            name="rocksdb",
+            api_version=(1, 0),
+            summary="Open impressions in RocksDB, which may be larger than memory.",
+            options=RocksdbJoinOptions,
+            open=RocksdbJoinStore,
         )
     ]
 

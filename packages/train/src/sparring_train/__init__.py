@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from sparring_train.data.table.strings import find_strings
     from sparring_train.hookspecs import (
         DataDescriptor,
+        JoinStoreDescriptor,
         ModelDescriptor,
         ModelRequest,
         StreamDescriptor,
     )
+    from sparring_train.join_stores import JoinStore
     from sparring_train.loop.saved_model import evaluate_model
     from sparring_train.metrics_files.writer import MetricsWriter
     from sparring_train.registered_kinds import find_trainer
@@ -40,6 +42,8 @@ __all__ = [
     "DataSection",
     "Dataset",
     "Feature",
+    "JoinStore",
+    "JoinStoreDescriptor",
     "LabelRange",
     "MetricsWriter",
     "ModelDescriptor",
@@ -73,6 +77,8 @@ _HOMES = {
     "DataSection": "config.sections.kinds",
     "Dataset": "data.dataset",
     "Feature": "columns",
+    "JoinStore": "join_stores",
+    "JoinStoreDescriptor": "hookspecs",
     "LabelRange": "data.dataset",
     "MetricsWriter": "metrics_files.writer",
     "ModelDescriptor": "hookspecs",

@@ -17,13 +17,14 @@ from sparring_train.config.sections.stream import (
 from sparring_train.config.sections.table import TableData
 from sparring_train.hookspecs import (
     DataDescriptor,
+    JoinStoreDescriptor,
     ModelDescriptor,
     ModelRequest,
     StreamDescriptor,
 )
 from sparring_train.lazy_import import lazy_import
 
-__all__ = ["data_kinds", "model_kinds", "stream_kinds"]
+__all__ = ["data_kinds", "join_stores", "model_kinds", "stream_kinds"]
 
 
 def data_kinds() -> list[DataDescriptor]:
@@ -49,7 +50,7 @@ def data_kinds() -> list[DataDescriptor]:
             api_version=API_VERSION,
             summary="Events of a message broker, or of files that are added to a folder.",
             section=StreamData,
-            open=lazy_import("data.stream.dataset:StreamDataset"),
+            open=lazy_import("data.stream.dataset:open_stream"),
             read=lazy_import("data.stream.dataset:read_files"),
         ),
     ]
@@ -81,6 +82,18 @@ def stream_kinds() -> list[StreamDescriptor]:
             )
             for scheme in ("redis", "rediss")
         ),
+    ]
+
+
+def join_stores() -> list[JoinStoreDescriptor]:
+    """Returns the built-in stores of open impressions."""
+    return [
+        JoinStoreDescriptor(
+            name="memory",
+            api_version=API_VERSION,
+            summary="Open impressions in memory.",
+            open=lazy_import("data.join.memory_store:MemoryJoinStore"),
+        )
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Column", "ColumnBatch", "Cut", "CutRange", "Feature", "Label", "Origin", "Schema"]
+__all__ = ["Column", "ColumnBatch", "Cut", "CutRange", "CutRead", "Feature", "Label", "Origin", "Schema"]
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -155,6 +155,18 @@ class CutRange:
 
 
 @dataclass(frozen=True, slots=True)
+class CutRead:
+    """Events that a step of a join reads at a time."""
+
+    ranges: tuple[CutRange, ...]
+    """The events, which may be none."""
+    watermark: float
+    """Time up to which events are joined after the read, or -infinity."""
+    max_examples: int
+    """See `data.batch_size`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """Events of a stream that one step trains, over all ranks."""
 
@@ -164,6 +176,8 @@ class Cut:
     """Partition → offset of the first event after the cut, for all partitions."""
     event_time: float | None = None
     """Time of the newest event in seconds since 1970; None if it is unknown."""
+    reads: tuple[CutRead, ...] = ()
+    """Reads of which a cut of a join consists."""
 
     @property
     def num_events(self) -> int:

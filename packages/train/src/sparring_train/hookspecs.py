@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from sparring_train.config.sections.kinds import DataSection, ModelSection
     from sparring_train.data.dataset import Dataset, LabelRange, OpenRequest
     from sparring_train.run.result import Progress, TrainResult
+    from sparring_train.join_stores import JoinStore
     from sparring_train.streams import StreamSource
 
 __all__ = [
     "DataDescriptor",
+    "JoinStoreDescriptor",
     "ModelDescriptor",
     "ModelRequest",
     "OpenedModel",
@@ -38,6 +40,7 @@ __all__ = [
     "StreamDescriptor",
     "TrainerDescriptor",
     "sparring_register_data",
+    "sparring_register_join_stores",
     "sparring_register_models",
     "sparring_register_streams",
     "sparring_register_trainers",
@@ -134,6 +137,17 @@ class StreamDescriptor(Descriptor):
     open: Callable[[str, Any], StreamSource]
 
 
+@dataclass(frozen=True, kw_only=True)
+class JoinStoreDescriptor(Descriptor):
+    """A kind of store of open impressions, selected by `data.join.storage: <name>`.
+
+    `open(folder, options)` opens the store of one rank in a folder that is empty or contains the files of
+    `JoinStore.checkpoint`. `options` is an instance of the descriptor's class of options.
+    """
+
+    open: Callable[[str, Any], JoinStore]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """Inputs for building a model."""
@@ -185,3 +199,8 @@ def sparring_register_models() -> Sequence[ModelDescriptor]:
 @hookspec
 def sparring_register_streams() -> Sequence[StreamDescriptor]:
     """Returns the kinds of streams that this plugin can read."""
+
+
+@hookspec
+def sparring_register_join_stores() -> Sequence[JoinStoreDescriptor]:
+    """Returns the kinds of stores of this plugin for open impressions of a join."""

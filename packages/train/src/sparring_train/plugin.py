@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sparring_serve import EvaluatorDescriptor
     from sparring_train.hookspecs import (
         DataDescriptor,
+        JoinStoreDescriptor,
         ModelDescriptor,
         StreamDescriptor,
         TrainerDescriptor,
@@ -107,6 +108,13 @@ def sparring_register_streams() -> Sequence[StreamDescriptor]:
     from sparring_train.built_in_kinds import stream_kinds
 
     return stream_kinds()
+
+
+@hookimpl(optionalhook=True)
+def sparring_register_join_stores() -> Sequence[JoinStoreDescriptor]:
+    from sparring_train.built_in_kinds import join_stores
+
+    return join_stores()
 
 
 @hookimpl(optionalhook=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sparring_train import built_in_kinds, hookspecs
 from sparring_train.hookspecs import (
     DataDescriptor,
+    JoinStoreDescriptor,
     ModelDescriptor,
     StreamDescriptor,
     TrainerDescriptor,
@@ -16,7 +17,14 @@ from sparring_train.hookspecs import (
 if TYPE_CHECKING:
     from sparring import PluginManager
 
-__all__ = ["data_kinds", "model_kinds", "stream_kinds", "trainer_names", "find_trainer"]
+__all__ = [
+    "data_kinds",
+    "find_join_store",
+    "find_trainer",
+    "model_kinds",
+    "stream_kinds",
+    "trainer_names",
+]
 
 
 def find_trainer(framework: str, manager: PluginManager) -> TrainerDescriptor:
@@ -63,6 +71,21 @@ def stream_kinds(manager: PluginManager | None = None) -> dict[str, StreamDescri
     return {each.name: each for each in found if isinstance(each, StreamDescriptor)}
 
 
+def find_join_store(name: str, manager: PluginManager | None = None) -> JoinStoreDescriptor:
+    """Returns a kind of store of open impressions.
+
+    Args:
+        name: name of the kind.
+        manager: the plugin manager; None: only built-in kinds.
+
+    Raises:
+        PluginError: no plugin registers it, or its plugin was rejected.
+    """
+    if manager is not None and name != "memory":
+        return _extended(manager).find("join_stores", name, JoinStoreDescriptor)
+    return next(each for each in built_in_kinds.join_stores() if each.name == name)
+
+
 def _found(manager: PluginManager | None, kind: str) -> Sequence[object]:
     every = () if manager is None else _extended(manager).descriptors()
     return [each.descriptor for each in every if each.kind == kind]
@@ -72,6 +95,7 @@ def _extended(manager: PluginManager) -> PluginManager:
     """Adds the hooks of this package to the manager."""
     kinds = {
         "data": DataDescriptor,
+        "join_stores": JoinStoreDescriptor,
         "models": ModelDescriptor,
         "streams": StreamDescriptor,
         "trainers": TrainerDescriptor,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sparring_train.columns import ColumnBatch, Label, Schema
 
 if TYPE_CHECKING:
-    from sparring import PluginManager
+    from sparring import PluginManager, State
 
 __all__ = ["Dataset", "LabelRange", "OpenRequest", "StreamedDataset"]
 
@@ -98,14 +98,28 @@ class StreamedDataset(Dataset, Protocol):
     ranks, if there is no event yet.
     """
 
-    def resume(self, step: int, positions: Mapping[str, int]) -> None:
+    def resume(
+        self, step: int, positions: Mapping[str, int], states: Mapping[str, State], url: str
+    ) -> None:
         """Continues at the positions of a snapshot.
 
         Args:
             step: number of steps before these positions.
             positions: partition → offset of the next event; empty if the snapshot was saved before the
                 run had a stream. Other partitions start at their first event.
+            states: states of the snapshot.
+            url: URL of the snapshot.
 
         Raises:
             DataError: a partition is missing, or no longer contains the event at its position.
         """
+
+    def states(self, step: int) -> Mapping[str, State]:
+        """Returns further states to save in the snapshot of a step. All ranks call it.
+
+        Args:
+            step: the step, which may be earlier than the last batch that `batches` yielded.
+        """
+
+    def close(self) -> None:
+        """Releases what `states` needs. Called once, after the last snapshot."""

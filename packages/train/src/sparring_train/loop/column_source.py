@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy.typing as npt
 
-from sparring import StepContainer, StorageChoice
+from sparring import LoadResult, State, StepContainer, StorageChoice
 from sparring.errors import UnsupportedError
 from sparring_train.columns import ColumnBatch, Label, Schema
 from sparring_train.config.run import RunConfig
-from sparring_train.data.dataset import Dataset, OpenRequest
+from sparring_train.data.dataset import Dataset, OpenRequest, StreamedDataset
 from sparring_train.hookspecs import ModelRequest
 from sparring_train.loop.model import Predict
+from sparring_train.loop.position import Position
 from sparring_train.loop.ranking_evaluation import (
     HeldOut,
     RankingEvaluation,
@@ -142,6 +143,22 @@ class ColumnSource:
             None if each is None else drop_incomplete_examples(each, ranking) for each in batches
         )
         return (each for each in whole if each is None or each.num_examples)
+
+    def resume(self, position: Position, loaded: LoadResult) -> None:
+        """Continues a stream at the position of a loaded snapshot; nothing for other data."""
+        if not self._config.data.has_epochs:
+            stream = cast(StreamedDataset, self.data)
+            stream.resume(position.step, position.stream or {}, loaded.states, loaded.url)
+
+    def states(self, step: int) -> Mapping[str, State]:
+        """See `StreamedDataset.states`; empty for other data."""
+        is_stream = not self._config.data.has_epochs
+        return cast(StreamedDataset, self.data).states(step) if is_stream else {}
+
+    def close(self) -> None:
+        """Closes a stream. Nothing is read afterwards."""
+        if not self._config.data.has_epochs and "data" in vars(self):
+            cast(StreamedDataset, self.data).close()
 
     def evaluate(
         self,

@@ -7,10 +7,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import chain, islice, repeat
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from sparring.adapter import configure_pool
 from sparring.errors import ConfigError, DataError
 from sparring_train.columns import ColumnBatch
 from sparring_train.config.run import RunConfig
-from sparring_train.data.dataset import StreamedDataset
 from sparring_train.data.stream.cut_log import CutLog
 from sparring_train.loop.best_step import BestStep
 from sparring_train.loop.column_source import ColumnSource
@@ -99,6 +98,7 @@ def run_training(
         if job.membership.rank > 0:
             progress = SilentProgress()
         with (
+            closing(source),
             metrics_output(container, config.metrics),
             RunNotes(container, config, plugin_manager, progress.on_message) as notes,
         ):
@@ -376,6 +376,7 @@ class _Run:
             own[_VALIDATION] = State(self._best.values() | more | kept)
         if origins := self._source.data.schema.origins:
             own[ORIGINS] = State(dict(origins))
+        own |= self._source.states(self._step)
         return {**self._trainer.states(), **self._report.states(self._result), **own}
 
     def _resume(self) -> None:
@@ -397,8 +398,7 @@ class _Run:
             self._at, self._ready = position, None
             self._coming.clear()
         self._resumed_steps = self._step
-        if not self._config.data.has_epochs:
-            cast(StreamedDataset, self._source.data).resume(position.step, position.stream or {})
+        self._source.resume(position, loaded)
         self._report.resume(loaded.states, loaded.url)
         self._metrics = dict(values.get("metrics", {}))
         self._metrics_step = values.get("metrics_step", -1)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from sparring.contracts import LocalPath, Options
+from sparring_train.columns import Schema
 from sparring_train.config.section import BackendOptions, PositiveInt
 from sparring_train.config.sections.columns import ColumnSettings, IdType, Name, Problem
+from sparring_train.config.sections.join import EventTimeUnit, JoinConfig, PayloadFormat
 from sparring_train.config.sections.table import TableData
 
 __all__ = ["EventTimeUnit", "KafkaStreamOptions", "RedisStreamOptions", "StreamData"]
-
-EventTimeUnit = Literal["seconds", "milliseconds", "microseconds"]
 
 
 class RedisStreamOptions(Options):
@@ -45,7 +46,7 @@ class StreamData(ColumnSettings):
     options: BackendOptions = Field(
         default_factory=dict, description="Options of the client for the stream."
     )
-    format: Literal["arrow", "json"] = Field(
+    format: PayloadFormat = Field(
         "arrow",
         description="Payload of a message: an Arrow IPC stream; or a JSON object, or a list of them.",
     )
@@ -65,6 +66,9 @@ class StreamData(ColumnSettings):
         60.0,
         description="An event whose `event_time` is later than the clock of the machine by more than "
         "this is a bad row.",
+    )
+    join: JoinConfig | None = Field(
+        None, description="Joins the events, which are impressions, with actions."
     )
     start: Literal["earliest", "latest"] = Field(
         "earliest",
@@ -103,7 +107,7 @@ class StreamData(ColumnSettings):
         {
             "url", "options", "format", "start", "stop_at_end", "batch_size", "max_milliseconds",
             "bad_rows", "dead_letters", "test_path", "cuts_from", "event_time", "event_time_unit",
-            "max_future_seconds",
+            "max_future_seconds", "join",
         }
     )  # fmt: skip
 
@@ -121,9 +125,10 @@ class StreamData(ColumnSettings):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
+        keys = () if self.join is None else self.join.key
         for name in self.types:
-            if name not in self.categorical:
-                expected = ", ".join(self.categorical)
+            if name not in self.categorical and name not in keys:
+                expected = ", ".join((*self.categorical, *keys))
                 yield "types", "contains a column that is not in data.categorical", name, expected
         if self.event_time is not None and self.event_time in (*self.categorical, self.label):
             expected = "a column of times"
@@ -136,6 +141,64 @@ class StreamData(ColumnSettings):
                 "data.bad_rows: refuse",
                 expected,
             )
+
+        yield from self._join_problems()
+
+    def _join_problems(self) -> Iterator[Problem]:
+        if self.join is None:
+            return
+        if self.label is None:
+            expected = "the name of the label, which is the column in the files of data.test_path"
+            yield "label", "is required by data.join", "null", expected
+        for name in self.join.key:
+            if name in (self.label, *self.lists, *self.numeric):
+                expected = "a column with one id per row"
+                yield "join", "has a key that is a label, a list or a number", name, expected
+        for name, action in self.join.actions.items():
+            found, expected = len(action.key), f"{len(self.join.key)}, as in data.join.key"
+            if found not in (0, len(self.join.key)):
+                yield "join", f"has another number of key columns in {name}", f"{found}", expected
+
+    @property
+    def columns(self) -> Schema:
+        found = super().columns
+        is_weighted = self.join is not None and self.join.late_weight != 1
+        return replace(found, has_weights=found.has_weights or is_weighted)
+
+    def impressions(self) -> StreamData:
+        """Returns the section that reads the impressions of a join, with the columns of its key."""
+        assert self.join is not None
+        keys = [name for name in self.join.key if name not in self.categorical]
+        required = [*keys, *(name for name in self.join.key if name not in self.missing_ids)]
+        changes = {
+            "join": None,
+            "label": None,
+            "label_values": {},
+            "categorical": (*self.categorical, *keys),
+            "required": tuple(dict.fromkeys((*self.required, *required))),
+        }
+        return self.model_copy(update=changes)
+
+    def actions(self, name: str) -> StreamData:
+        """Returns the section that reads a stream of actions. Its columns of ids are the key."""
+        assert self.join is not None
+        action = self.join.actions[name]
+        keys = action.key or self.join.key
+        kinds = zip(keys, self.join.key, strict=True)
+        shared = ("bad_rows", "dead_letters", "max_future_seconds")
+        return StreamData(
+            kind="stream",
+            url=action.url,
+            options=action.options,
+            format=action.format,
+            categorical=keys,
+            required=keys,
+            types={key: self.types.get(name, "integer") for key, name in kinds},
+            label=action.label,
+            event_time=action.event_time,
+            event_time_unit=action.event_time_unit,
+            **{each: getattr(self, each) for each in shared},
+        )
 
     def as_table(self, path: str) -> TableData:
         """Returns the section for files with the same columns.

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 
 from sparring_train.join_stores import JoinStore
 
-__all__ = ["Change", "StepStore"]
+__all__ = ["MAX_STEPS", "Change", "StepStore"]
 
 Change = tuple[float | None, tuple[float, bytes] | None]
 """Time of the record before the change, or None; time and value after it, or None if it is removed."""
 
-_MAX_STEPS = 4
+MAX_STEPS = 4
 """Maximum number of steps whose changes are in memory. Trainers read fewer batches ahead."""
 
 
@@ -71,13 +71,13 @@ class StepStore:
                 last[key] = (last[key][0] if key in last else old, new)
             return
         self._steps.append((step, changes))
-        if len(self._steps) > _MAX_STEPS:
+        if len(self._steps) > MAX_STEPS:
             self._write_oldest()
 
     def checkpoint(self, step: int, folder: str) -> None:
         """Writes all records as they were after a step to a folder.
 
-        REQUIRES: at most the last `_MAX_STEPS` steps are later.
+        REQUIRES: at most the last `MAX_STEPS` steps are later.
         """
         while self._steps and self._steps[0][0] <= step:
             self._write_oldest()

@@ -8,6 +8,9 @@ One row per step and partition:
     partition                      string
     world_size                     int32
     event_time, read_time          float64, null if unknown. Logs of earlier versions lack these columns.
+    read_number                    int32, null unless the data are a join: rows of one read have the same
+                                   number. A read without events has one row with an empty partition.
+    watermark, max_examples        float64 and int64, see `CutRead`
 
 A file is written before each snapshot, with the cuts since the previous one. If a run was interrupted
 and resumed, its next file replaces the cuts of the same and later steps in earlier files.
@@ -15,8 +18,8 @@ and resumed, its next file replaces the cuts of the same and later steps in earl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it ships no types
@@ -24,13 +27,14 @@ import pyarrow
 from pyarrow import parquet
 
 from sparring.errors import DataError
-from sparring_train.columns import Cut, CutRange
+from sparring_train.columns import Cut, CutRange, CutRead
 
-__all__ = ["CutLog", "RecordedCut", "read_cuts"]
+__all__ = ["CutLog", "RecordedCut", "join_ranges", "read_cuts"]
 
 _FOLDER = "cuts"
 _ENDING = ".parquet"
 _UNFINISHED = ".unfinished"
+_RANGE = ("partition", "begin", "end", "num_events", "read_time")
 _SCHEMA = pyarrow.schema(
     {
         "step": pyarrow.int64(),
@@ -41,6 +45,9 @@ _SCHEMA = pyarrow.schema(
         "world_size": pyarrow.int32(),
         "event_time": pyarrow.float64(),
         "read_time": pyarrow.float64(),
+        "read_number": pyarrow.int32(),
+        "watermark": pyarrow.float64(),
+        "max_examples": pyarrow.int64(),
     }
 )
 
@@ -54,6 +61,8 @@ class RecordedCut:
     world_size: int
     event_time: float | None = None
     """See `Cut.event_time`."""
+    reads: tuple[CutRead, ...] = ()
+    """See `Cut.reads`."""
 
 
 class CutLog:
@@ -75,19 +84,17 @@ class CutLog:
         """Adds the cut that a step has trained."""
         if self._url is None:
             return
-        self._rows += [
-            {
-                "step": step,
-                "partition": each.partition,
-                "begin": each.begin,
-                "end": each.end,
-                "num_events": each.num_events,
-                "world_size": self._world_size,
-                "event_time": cut.event_time,
-                "read_time": each.read_time,
+        shared = {"step": step, "world_size": self._world_size, "event_time": cut.event_time}
+        if not cut.reads:
+            self._rows += [shared | _row_of(each) for each in cut.ranges]
+        for number, read in enumerate(cut.reads):
+            join = {
+                "read_number": number,
+                "watermark": read.watermark,
+                "max_examples": read.max_examples,
             }
-            for each in cut.ranges
-        ]
+            ranges = read.ranges or (CutRange("", 0, 0, 0),)
+            self._rows += [shared | _row_of(each) | join for each in ranges]
 
     def flush(self) -> None:
         """Writes the cuts since the last call. If that fails, the next call tries again."""
@@ -162,10 +169,35 @@ def _list_steps(names: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     yield from reversed(found)
 
 
+def _row_of(each: CutRange) -> dict[str, Any]:
+    return {name: getattr(each, name) for name in _RANGE}
+
+
 def _recorded(step: int, rows: list[dict[str, Any]]) -> RecordedCut:
-    names = ("partition", "begin", "end", "num_events", "read_time")
-    ranges = tuple(CutRange(**{name: row[name] for name in names}) for row in rows)
-    return RecordedCut(step, ranges, rows[0]["world_size"], rows[0]["event_time"])
+    reads: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["read_number"] is not None:
+            reads.setdefault(row["read_number"], []).append(row)
+    found = tuple(
+        CutRead(_ranges_of(each), each[0]["watermark"], each[0]["max_examples"])
+        for each in reads.values()
+    )
+    ranges = join_ranges(_ranges_of(rows))
+    return RecordedCut(step, ranges, rows[0]["world_size"], rows[0]["event_time"], found)
+
+
+def _ranges_of(rows: list[dict[str, Any]]) -> tuple[CutRange, ...]:
+    return tuple(CutRange(**{name: row[name] for name in _RANGE}) for row in rows if row["partition"])
+
+
+def join_ranges(ranges: Iterable[CutRange]) -> tuple[CutRange, ...]:
+    """Returns one range per partition, for ranges of each partition that follow each other."""
+    found: dict[str, CutRange] = {}
+    for each in ranges:
+        first = found.get(each.partition, each)
+        count = each.num_events + (first.num_events if each.partition in found else 0)
+        found[each.partition] = replace(each, begin=first.begin, num_events=count)
+    return tuple(found.values())
 
 
 def _folder_of(snapshots_url: str) -> tuple[Any, str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from sparring import State
 from sparring.errors import DataError, UnsupportedError
 from sparring_train.columns import Column, ColumnBatch, Cut, CutRange, Origin, Schema
 from sparring_train.config.sections.stream import StreamData
@@ -26,7 +27,7 @@ from sparring_train.data.table.parquet_rows import ParquetRows
 from sparring_train.registered_kinds import stream_kinds
 from sparring_train.streams import OffsetGoneError, StreamSource
 
-__all__ = ["StreamDataset", "open_source", "read_files"]
+__all__ = ["StreamDataset", "open_source", "open_stream", "read_files"]
 
 _FOLDER = "folder"
 """The stream that opens URLs without a scheme of a stream."""
@@ -44,6 +45,19 @@ def open_source(data: StreamData, request: OpenRequest) -> StreamSource:
     scheme = data.url.partition("://")[0] if "://" in data.url else _FOLDER
     kind = kinds.get(scheme, kinds[_FOLDER])
     return kind.open(data.url, kind.options.model_validate(data.options))
+
+
+def open_stream(data: StreamData, request: OpenRequest) -> StreamDataset:
+    """Opens a stream, or a join of streams.
+
+    Raises:
+        DataError, PluginError: see `open_source`.
+    """
+    if data.join is None:
+        return StreamDataset(data, request)
+    from sparring_train.data.join.dataset import JoinedStreamDataset
+
+    return JoinedStreamDataset(data, request)
 
 
 def read_files(data: StreamData, path: str) -> Iterator[ColumnBatch]:
@@ -84,12 +98,24 @@ class StreamDataset:
         self._erased: ErasedKeys | None = None
         self._num_erased = 0
         if not request.is_saved:
-            self._source = open_source(data, request)
+            self._source = self._open()
 
-    def resume(self, step: int, positions: Mapping[str, int]) -> None:
+    def _open(self) -> StreamSource:
+        return open_source(self._data, self._request)
+
+    def resume(
+        self, step: int, positions: Mapping[str, int], states: Mapping[str, State], url: str
+    ) -> None:
         """See `StreamedDataset.resume`."""
         self._step = step
         self._begin_at(positions or None)
+
+    def states(self, step: int) -> Mapping[str, State]:
+        """See `StreamedDataset.states`."""
+        return {}
+
+    def close(self) -> None:
+        """See `StreamedDataset.close`."""
 
     def _begin_at(self, resumed: Mapping[str, int] | None) -> None:
         """Sets the positions, equally on all ranks."""
@@ -113,10 +139,17 @@ class StreamDataset:
             self._erased = ErasedKeys(self._data.cuts_from)
         self._positions = self._read = dict(sorted(self._positions.items()))
         self._ends = ends if self._data.stop_at_end else None
-        request = self._request
-        mine = owned_partitions(list(self._positions), request.rank, request.world_size)
-        positions = {name: self._positions[name] for name in mine}
+        positions = {name: self._positions[name] for name in self._owned()}
         self._reader = PartitionReader(self._source, self._decoder, positions, self._ends)
+
+    def _num_groups(self) -> int:
+        """Returns the number of groups of partitions that ranks divide."""
+        return len(self._positions)
+
+    def _owned(self) -> list[str]:
+        """Returns the partitions that this rank reads."""
+        request = self._request
+        return owned_partitions(list(self._positions), request.rank, request.world_size)
 
     def _check_positions(
         self, resumed: Mapping[str, int], earliest: Mapping[str, int], ends: Mapping[str, int]
@@ -159,12 +192,14 @@ class StreamDataset:
             if self._data.cuts_from is not None:
                 yield from self._recorded_batches(self._data.cuts_from)
                 return
-            while self._ends is None or any(
-                self._read[name] < end for name, end in self._ends.items()
-            ):
+            while not self._is_at_end():
                 yield self._next_batch(None)
         finally:
             self._source.close()
+
+    def _is_at_end(self) -> bool:
+        ends = self._ends
+        return ends is not None and all(self._read[name] >= end for name, end in ends.items())
 
     def _recorded_batches(self, url: str) -> Iterator[ColumnBatch]:
         """Yields the recorded cuts after the current step."""
@@ -234,13 +269,15 @@ class StreamDataset:
         cut = Cut(ranges, dict(self._positions), newest)
         return replace(self._empty if batch is None else batch, total=cut.num_events, cut=cut)
 
-    def _take(self) -> dict[str, list[Events]]:
+    def _take(self, paused: Collection[str] = ()) -> dict[str, list[Events]]:
         assert self._reader is not None
-        size, request = self._data.batch_size, self._request
-        owners = min(request.world_size, len(self._positions))
-        share = size * (request.rank + 1) // owners - size * request.rank // owners
         deadline = time.monotonic() + self._data.max_milliseconds / 1000
-        return self._reader.take(max(share, 1), deadline)
+        return self._reader.take(self._share(self._data.batch_size), deadline, paused)
+
+    def _share(self, size: int) -> int:
+        """Returns this rank's share of a number of events, at least 1."""
+        rank, owners = self._request.rank, min(self._request.world_size, self._num_groups())
+        return max(size * (rank + 1) // owners - size * rank // owners, 1)
 
     def _take_recorded(self, recorded: Mapping[str, CutRange]) -> dict[str, list[Events]]:
         assert self._reader is not None

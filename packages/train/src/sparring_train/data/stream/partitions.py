@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow
 
@@ -116,15 +116,18 @@ class PartitionReader:
         """Offset of the first event that was not taken, for each partition."""
         return {each.name: each.position for each in self._partitions.values()}
 
-    def take(self, max_events: int, deadline: float) -> dict[str, list[Events]]:
+    def take(
+        self, max_events: int, deadline: float, paused: Collection[str] = ()
+    ) -> dict[str, list[Events]]:
         """Takes the next messages of each partition, in the order of offsets.
 
         Args:
             max_events: maximum number of events; a single message may exceed it.
             deadline: time of `time.monotonic` at which taking ends.
+            paused: partitions from which nothing is taken.
         """
         found: dict[str, list[Events]] = {name: [] for name in self._partitions}
-        partitions = list(self._partitions.values())
+        partitions = [each for name, each in self._partitions.items() if name not in paused]
         if not partitions:
             return found
         # Another partition is the first one each time, so that none is left behind.
@@ -147,15 +150,12 @@ class PartitionReader:
                     if count >= max_events:
                         return found
                     events = each.peek(max_events - count, now, end)
-            if time.monotonic() >= deadline or self._is_at_end():
+            if time.monotonic() >= deadline or all(map(self._is_at_end, partitions)):
                 return found
             is_waiting = count == before
 
-    def _is_at_end(self) -> bool:
-        ends = self._ends
-        return ends is not None and all(
-            each.position >= ends[each.name] for each in self._partitions.values()
-        )
+    def _is_at_end(self, partition: _Partition) -> bool:
+        return self._ends is not None and partition.position >= self._ends[partition.name]
 
     def take_range(self, name: str, end: int) -> list[Events]:
         """Takes all messages of a partition before the offset `end`.

@@ -1,0 +1,509 @@
+"""A stream of impressions, joined with actions, as a data set.
+
+Each read of the streams adds events to the join and advances the watermark. Reads without examples are
+part of the next step, and the log of cuts contains each read with its watermark. So a replay makes the same
+reads, and no clock determines its result.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+
+from sparring import State
+from sparring.errors import DataError, SnapshotError
+from sparring_train.columns import ColumnBatch, Cut, CutRange, CutRead
+from sparring_train.config.sections.stream import StreamData
+from sparring_train.data.dataset import OpenRequest
+from sparring_train.data.join.joiner import Counts, Event, Example, Joiner, Window, partition_of
+from sparring_train.data.join.row_codec import RowCodec
+from sparring_train.data.join.state_files import JOIN, StateFiles
+from sparring_train.data.join.step_store import MAX_STEPS, StepStore
+from sparring_train.data.join.streams import IMPRESSIONS, JoinedDecoder, JoinedSource
+from sparring_train.data.join.working_folder import WorkingFolder
+from sparring_train.data.stream.cut_log import RecordedCut, join_ranges
+from sparring_train.data.stream.dataset import StreamDataset, open_source
+from sparring_train.data.stream.erased_keys import ErasedKeys
+from sparring_train.data.stream.events import Events, MessageDecoder
+from sparring_train.join_stores import JoinStore
+from sparring_train.registered_kinds import find_join_store
+from sparring_train.streams import StreamSource
+
+__all__ = ["JoinedStreamDataset"]
+
+_WAITING = "waiting.arrow"
+_WAITING_SCHEMA = pyarrow.schema(
+    {
+        "time": pyarrow.float64(),
+        "is_action": pyarrow.bool_(),
+        "key": pyarrow.binary(),
+        "row": pyarrow.large_binary(),
+        "label": pyarrow.float64(),
+        "partition": pyarrow.int64(),
+        "step": pyarrow.int64(),
+    }
+)
+"""Fields of `Event`."""
+_PAUSE_SECONDS = 0.01
+_CHUNK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What a snapshot contains besides the store, after a step."""
+
+    step: int
+    waiting: list[Event]
+    own_watermark: float
+    watermark: float
+    newest: dict[str, float]
+    counts: Counts
+
+
+class JoinedStreamDataset(StreamDataset):
+    """See the module. Each rank joins the partitions of the same numbers of all streams.
+
+    Args:
+        data: the section of the configuration, with `join`.
+        request: properties of the run.
+
+    Raises:
+        DataError: a stream cannot be opened, or streams have different numbers of partitions.
+        PluginError: the store is not available.
+    """
+
+    def __init__(self, data: StreamData, request: OpenRequest) -> None:
+        assert data.join is not None
+        join = self._join = data.join
+        late = join.late_seconds if join.late == "correct" else None
+        self._window = Window(join.window_seconds, join.watermark_seconds, late)
+        self._codec = RowCodec(data.columns, has_weights=data.weight is not None)
+        self._joined: JoinedSource | None = None
+        super().__init__(data, request)
+        self._folder: WorkingFolder | None = None
+        self._joiner: Joiner | None = None
+        self._files = None if request.snapshots_url is None else StateFiles(request.snapshots_url)
+        self._moments: deque[_Moment] = deque(maxlen=MAX_STEPS + 1)
+        self._reads: list[CutRead] = []
+        self._cut_event_time: float | None = None
+        self._newest: dict[str, float] = {}
+        """Partition → time of its newest event."""
+        self._last_events: dict[str, float] = {}
+        """Own partition → clock at its last event."""
+        self._paused: set[str] = set()
+        self._watermark = self._used_watermark = -math.inf
+        self._is_behind = False
+        self._erased_step: float = math.inf
+
+    def _open(self) -> StreamSource:
+        data, request = self._data, self._request
+        sections = {IMPRESSIONS: data.impressions()}
+        sections |= {name: data.actions(name) for name in self._join.actions}
+        sources = {name: open_source(each, request) for name, each in sections.items()}
+        self._joined = JoinedSource(sources, {name: each.url for name, each in sections.items()})
+        decoders = {
+            name: MessageDecoder(
+                each, self.schema.label if name and each.label else None, request.rank
+            )
+            for name, each in sections.items()
+        }
+        self._decoders = JoinedDecoder(decoders, self._joined.places)
+        self._decoder = self._decoders
+        return self._joined
+
+    # -- begin and resume -------------------------------------------------------------------
+
+    def _begin_at(self, resumed: Mapping[str, int] | None) -> None:
+        super()._begin_at(resumed)
+        if self._data.cuts_from is not None:
+            self._erased_step = math.inf
+        now = time.monotonic()
+        self._last_events = dict.fromkeys(self._owned(), now)
+        if self._joiner is None:
+            self._folder = WorkingFolder(self._join.path, self._request.rank)
+            self._start(Joiner(StepStore(self._open_store("open")), self._window))
+
+    def _open_store(self, name: str) -> JoinStore:
+        assert self._folder is not None
+        kind = find_join_store(self._join.storage, self._request.plugin_manager)
+        folder = self._folder.path / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return kind.open(str(folder), kind.options.model_validate(self._join.options))
+
+    def _start(self, joiner: Joiner) -> None:
+        self._joiner = joiner
+        self._moments.append(self._moment())
+
+    def _moment(self) -> _Moment:
+        joiner = self._joiner
+        assert joiner is not None
+        return _Moment(
+            self._step,
+            joiner.waiting,
+            joiner.watermark,
+            self._watermark,
+            dict(self._newest),
+            joiner.counts,
+        )
+
+    def resume(
+        self, step: int, positions: Mapping[str, int], states: Mapping[str, State], url: str
+    ) -> None:
+        if JOIN in states:
+            error: Exception | None = None
+            self._step = step
+            try:
+                self._restore(states[JOIN].values, url)
+            except Exception as failure:  # All ranks must raise.
+                error = failure
+            self._agreed(None, error)
+        super().resume(step, positions, states, url)
+
+    def _restore(self, values: Mapping[str, Any], url: str) -> None:
+        """Continues the join of a snapshot."""
+        assert self._joined is not None
+        if values["num_partitions"] != self._joined.num_partitions:
+            raise DataError(
+                f"resuming from {url} failed: the streams have {self._joined.num_partitions} partitions, "
+                f"expected {values['num_partitions']}, because keys would be in other partitions; use "
+                "the original streams"
+            )
+        self._watermark = self._used_watermark = _as_time(values["watermark"])
+        self._newest = dict(values["newest"])
+        self._is_behind = True
+        root = url.rstrip("/").rpartition("/")[0]
+        self._erased, self._erased_step = ErasedKeys(root), self._step
+        files, saved = StateFiles(root), values["ranks"]
+        self._folder = WorkingFolder(self._join.path, self._request.rank)
+        if len(saved) == self._request.world_size:
+            own = saved[self._request.rank]
+            waiting = self._restore_files(files, own["files"], "open")
+            joiner = Joiner(StepStore(self._open_store("open")), self._window)
+            joiner.waiting, joiner.counts = waiting, Counts(**own["counts"])
+        else:
+            joiner = self._divided(files, saved)
+        joiner.watermark = min(_as_time(each["watermark"]) for each in saved)
+        self._start(joiner)
+
+    def _restore_files(self, files: StateFiles, names: Sequence[str], to: str) -> list[Event]:
+        """Restores the files of one rank, and returns its waiting events."""
+        assert self._folder is not None
+        folder = self._folder.path / to
+        files.restore(names, folder)
+        path = folder / _WAITING
+        try:
+            with pyarrow.ipc.open_file(path) as file:
+                columns = file.read_all().to_pydict()
+            waiting = [Event(*each) for each in zip(*columns.values(), strict=True)]
+        except (OSError, pyarrow.ArrowException, TypeError) as error:
+            raise DataError(
+                f"reading the open impressions failed: {path} cannot be read: {error}; resume from an "
+                "earlier snapshot",
+                path=str(path),
+            ) from error
+        path.unlink()
+        return waiting
+
+    def _divided(self, files: StateFiles, saved: Sequence[Mapping[str, Any]]) -> Joiner:
+        """Joins the records of this rank's partitions, which other numbers of ranks have saved."""
+        assert self._folder is not None
+        store, waiting, counts = self._open_store("open"), [], Counts()
+        for rank, each in enumerate(saved):
+            name = f"from-{rank}"
+            with self._folder.temporary(name):
+                events = self._restore_files(files, each["files"], name)
+                waiting += [event for event in events if self._is_mine(event.partition)]
+                self._move_own(name, store)
+            if rank % self._request.world_size == self._request.rank:
+                for key, count in each["counts"].items():
+                    setattr(counts, key, getattr(counts, key) + count)
+        joiner = Joiner(StepStore(store), self._window)
+        joiner.waiting, joiner.counts = sorted(waiting), counts
+        return joiner
+
+    def _move_own(self, name: str, store: JoinStore) -> None:
+        """Moves the records of this rank's partitions from another store."""
+        other = self._open_store(name)
+        while records := other.scan(math.inf, _CHUNK):
+            other.write([(key, end) for end, key, _ in records], [])
+            own = [
+                (key, end, value)
+                for end, key, value in records
+                if self._is_mine(partition_of(value))
+            ]
+            store.write([], own)
+        other.close()
+
+    def _is_mine(self, number: int) -> bool:
+        return self._owner_of(number) == self._request.rank
+
+    def _owner_of(self, number: int) -> int:
+        count = self._num_groups()
+        return number * min(self._request.world_size, count) // count
+
+    def _num_groups(self) -> int:
+        assert self._joined is not None
+        return self._joined.num_partitions
+
+    def _owned(self) -> list[str]:
+        assert self._joined is not None
+        return [name for name, number in self._joined.numbers.items() if self._is_mine(number)]
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def _is_at_end(self) -> bool:
+        is_settled = not self._is_behind and self._watermark <= self._used_watermark
+        return super()._is_at_end() and is_settled
+
+    def _next_batch(self, recorded: RecordedCut | None) -> ColumnBatch | None:
+        if recorded is None:
+            return self._read_once(None, None)
+        batch = None
+        for read in recorded.reads:
+            batch = self._read_once(read, recorded.event_time)
+        return batch
+
+    def _read_once(self, recorded: CutRead | None, event_time: float | None) -> ColumnBatch | None:
+        """Reads events, and returns this rank's part of a step if a window of any rank has ended."""
+        assert self._reader is not None
+        assert self._joiner is not None
+        error: Exception | None = None
+        taken: dict[str, list[Events]] = {}
+        read_times: dict[str, float | None] = {}
+        newest: dict[str, float] = {}
+        batch = None
+        watermark, max_examples = self._watermark, self._data.batch_size
+        if recorded is not None:
+            watermark, max_examples = recorded.watermark, recorded.max_examples
+        num_examples = 0
+        try:
+            if recorded is not None:
+                own = {each.partition: each for each in recorded.ranges}
+                taken = self._take_recorded(own)
+                read_times = {name: own[name].read_time for name in taken}
+            elif not self._is_behind:
+                taken = self._take_unpaused()
+                read_times = dict.fromkeys(taken, time.time())
+            events = self._as_events(taken, read_times, newest)
+            share = self._share(max_examples)
+            examples = self._joiner.advance(self._step + 1, events, watermark, share)
+            num_examples = len(examples)
+            batch = self._as_batch(examples)
+        except Exception as failure:  # All ranks must raise.
+            error = failure
+        counts = {name: sum(map(len, events)) for name, events in taken.items()}
+        own_values = [
+            self._reader.positions,
+            counts,
+            read_times,
+            newest,
+            self._idle(counts),
+            num_examples,
+            self._joiner.is_behind,
+        ]
+        every = self._agreed(own_values, error)
+        positions, counts, read_times, newest = (
+            {name: each for parts in every for name, each in parts[at].items()} for at in range(4)
+        )
+        ranges = tuple(
+            CutRange(name, begin, positions[name], counts.get(name, 0), read_times.get(name))
+            for name, begin in self._read.items()
+            if positions[name] > begin
+        )
+        if ranges or watermark > self._used_watermark or self._is_behind:
+            self._reads.append(CutRead(ranges, watermark, max_examples))
+        self._read = {name: positions[name] for name in self._read}
+        self._used_watermark = max(watermark, self._used_watermark)
+        self._is_behind = any(parts[6] for parts in every)
+        self._note_times(newest, {name for parts in every for name in parts[4]})
+        total = sum(parts[5] for parts in every)
+        if not total:
+            return None
+        self._step += 1
+        self._positions = dict(self._read)
+        reads, self._reads = tuple(self._reads), []
+        ranges = join_ranges(each for read in reads for each in read.ranges)
+        time_of_cut = self._cut_event_time if event_time is None else event_time
+        self._cut_event_time = None
+        self._moments.append(self._moment())
+        cut = Cut(ranges, dict(self._positions), time_of_cut, reads)
+        return replace(self._empty if batch is None else batch, total=total, cut=cut)
+
+    def _take_unpaused(self) -> dict[str, list[Events]]:
+        assert self._reader is not None
+        if self._paused.issuperset(self._reader.positions):
+            time.sleep(_PAUSE_SECONDS)
+            return {}
+        return self._take(self._paused)
+
+    def _as_events(
+        self,
+        taken: Mapping[str, list[Events]],
+        read_times: Mapping[str, float | None],
+        newest: dict[str, float],
+    ) -> list[Event]:
+        """Returns the good events, and adds the time of the newest one of each partition to `newest`."""
+        assert self._joined is not None
+        found: list[Event] = []
+        for name, messages in taken.items():
+            batch = self._decoders.of(name).decode(messages, read_times)
+            if batch is None or not len(batch):
+                continue
+            stream, number = self._joined.places[name][0], self._joined.numbers[name]
+            if batch.event_times is None:
+                raise DataError(
+                    f"partition {name}: found events without a time; set event_time, or use a stream "
+                    "whose messages have times",
+                    partition=name,
+                )
+            times = batch.event_times.tolist()
+            newest[name] = max(times)
+            action = self._join.actions.get(stream)
+            columns = self._join.key if action is None else action.key or self._join.key
+            keys = _as_keys(batch, columns)
+            step = self._step + 1
+            if action is None:
+                rows = self._codec.encode(batch)
+                found += [
+                    Event(at, False, key, row, 0.0, number, step)
+                    for at, key, row in zip(times, keys, rows, strict=True)
+                ]
+            else:
+                labels = [1.0] * len(batch) if batch.labels is None else batch.labels.tolist()
+                found += [
+                    Event(at, True, key, b"", label, number, step)
+                    for at, key, label in zip(times, keys, labels, strict=True)
+                ]
+        return found
+
+    def _as_batch(self, examples: list[Example]) -> ColumnBatch | None:
+        if not examples:
+            return None
+        batch = self._codec.decode([each.row for each in examples])
+        weights = batch.weights
+        if self.schema.has_weights:
+            is_late = np.array([each.is_correction for each in examples])
+            weights = np.ones(len(examples), np.float32) if weights is None else weights
+            weights = weights * np.where(is_late, self._join.late_weight, 1).astype(np.float32)
+        labels = np.array([each.label for each in examples], np.float32)
+        batch = replace(
+            batch,
+            labels=None if self.schema.label is None else labels,
+            weights=weights,
+            event_times=np.array([each.impression_time for each in examples]),
+        )
+        if self._erased is None:
+            return batch
+        steps = np.array([each.step for each in examples])
+        is_kept = self._erased.find_kept(batch, self.schema) | (steps > self._erased_step)
+        self._num_erased += int((~is_kept).sum())
+        return batch.take(is_kept)
+
+    # -- the watermark ----------------------------------------------------------------------
+
+    def _idle(self, counts: Mapping[str, int]) -> list[str]:
+        """Returns own partitions that do not delay the watermark."""
+        assert self._reader is not None
+        now, ends = time.monotonic(), self._ends
+        self._last_events.update({name: now for name, count in counts.items() if count})
+        return [
+            name
+            for name, position in self._reader.positions.items()
+            if now - self._last_events[name] >= self._join.idle_seconds
+            or (ends is not None and position >= ends[name])
+        ]
+
+    def _note_times(self, newest: Mapping[str, float], idle: set[str]) -> None:
+        """Updates the watermark. It is the same on all ranks."""
+        for name, each in newest.items():
+            self._newest[name] = max(each, self._newest.get(name, -math.inf))
+        earlier = [] if self._cut_event_time is None else [self._cut_event_time]
+        self._cut_event_time = max([*newest.values(), *earlier], default=None)
+        slack = self._join.watermark_seconds
+        active = [self._newest.get(name, -math.inf) for name in self._read if name not in idle]
+        slowest = min(active) if active else max(self._newest.values(), default=-math.inf)
+        self._watermark = max(slowest - slack, self._watermark)
+        # Others wait for the slowest partition, so that few events wait for the watermark.
+        limit = slowest + max(slack, 1)
+        self._paused = {name for name, each in self._newest.items() if active and each > limit}
+
+    # -- snapshots --------------------------------------------------------------------------
+
+    def states(self, step: int) -> Mapping[str, State]:
+        files, joiner, folder = self._files, self._joiner, self._folder
+        assert files is not None
+        assert joiner is not None
+        assert folder is not None
+        error: Exception | None = None
+        names: list[str] = []
+        moment = next(each for each in self._moments if each.step == step)
+        try:
+            with folder.temporary("saved") as saved:
+                joiner.store.checkpoint(step, str(saved))
+                _write_waiting(saved / _WAITING, moment.waiting)
+                names = files.save(saved)
+        except OSError as failure:
+            error = SnapshotError(
+                f"saving the open impressions of step {step} failed: {failure}; check free space and access "
+                "rights of snapshots.url and data.join.path, then run again with --resume"
+            )
+        except Exception as failure:
+            error = failure
+        own = {
+            "files": names,
+            "watermark": _as_value(moment.own_watermark),
+            "counts": asdict(moment.counts),
+        }
+        ranks = self._agreed(own, error)
+        if self._request.rank == 0:
+            files.remove_unused(each for rank in ranks for each in rank["files"])
+        values = {
+            "num_partitions": self._num_groups(),
+            "watermark": _as_value(moment.watermark),
+            "newest": moment.newest,
+            "ranks": ranks,
+        }
+        return {JOIN: State(values)}
+
+    def close(self) -> None:
+        if self._joiner is not None:
+            self._joiner.store.close()
+        if self._folder is not None:
+            self._folder.close()
+
+    def extra(self) -> Mapping[str, Any]:
+        """Returns in addition to `StreamDataset.extra` the numbers of joined events of this rank."""
+        counts = Counts() if self._joiner is None else self._joiner.counts
+        return {**super().extra(), "join": asdict(counts)}
+
+
+def _as_keys(batch: ColumnBatch, columns: Sequence[str]) -> list[bytes]:
+    """Returns the key of each event: its ids, 8 bytes each."""
+    content = np.stack([batch.ids[name].ids for name in columns], axis=1).astype("<i8").tobytes()
+    width = 8 * len(columns)
+    return [content[begin : begin + width] for begin in range(0, len(content), width)]
+
+
+def _write_waiting(path: Path, events: list[Event]) -> None:
+    columns = zip(*events, strict=True) if events else ((),) * len(_WAITING_SCHEMA)
+    arrays = [list(each) for each in columns]
+    table = pyarrow.table(arrays, schema=_WAITING_SCHEMA)
+    with pyarrow.ipc.new_file(path, table.schema) as file:
+        file.write_table(table)
+
+
+def _as_value(time: float) -> float | None:
+    return None if time == -math.inf else time
+
+
+def _as_time(value: float | None) -> float:
+    return -math.inf if value is None else value
