@@ -14,6 +14,7 @@ from sparring.errors import PluginError
 from sparring_train import hookspecs
 from sparring_train.hookspecs import (
     DataDescriptor,
+    JoinStoreDescriptor,
     ModelDescriptor,
     StreamDescriptor,
     TrainerDescriptor,
@@ -60,6 +61,7 @@ def test_the_reference_page_has_every_field_of_every_descriptor() -> None:
         "trainers": (TrainerDescriptor, {"train", "open", "export", "parameters"}),
         "data": (DataDescriptor, {"section", "open", "read"}),
         "streams": (StreamDescriptor, {"open"}),
+        "join_stores": (JoinStoreDescriptor, {"open"}),
         "models": (ModelDescriptor, {"section", "build"}),
     }
     for kind, (descriptor, expected) in fields.items():

@@ -10,7 +10,7 @@ from sparring_rocksdb.options import RocksdbOptions
 
 if TYPE_CHECKING:
     from sparring.contracts import Storage, TableConfig
-    from sparring_train.hookspecs import JoinStoreDescriptor
+    from sparring_train import JoinStoreDescriptor
 
 
 @hookimpl
@@ -31,7 +31,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
 @hookimpl(optionalhook=True)
 def sparring_register_join_stores() -> Sequence[JoinStoreDescriptor]:
     from sparring_rocksdb.join_store import RocksdbJoinOptions, RocksdbJoinStore
-    from sparring_train.hookspecs import JoinStoreDescriptor
+    from sparring_train import JoinStoreDescriptor
 
     return [
         JoinStoreDescriptor(

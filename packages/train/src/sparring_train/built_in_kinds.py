@@ -50,7 +50,7 @@ def data_kinds() -> list[DataDescriptor]:
             api_version=API_VERSION,
             summary="Events of a message broker, or of files that are added to a folder.",
             section=StreamData,
-            open=lazy_import("data.stream.dataset:open_stream"),
+            open=lazy_import("data.join.dataset:open_stream"),
             read=lazy_import("data.stream.dataset:read_files"),
         ),
     ]

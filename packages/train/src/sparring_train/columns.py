@@ -10,7 +10,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Column", "ColumnBatch", "Cut", "CutRange", "CutRead", "Feature", "Label", "Origin", "Schema"]
+__all__ = [
+    "Column",
+    "ColumnBatch",
+    "Cut",
+    "CutRange",
+    "CutRead",
+    "Feature",
+    "Label",
+    "Origin",
+    "Schema",
+]
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from sparring_train.config.run import RunConfig
     from sparring_train.config.sections.kinds import DataSection, ModelSection
     from sparring_train.data.dataset import Dataset, LabelRange, OpenRequest
-    from sparring_train.run.result import Progress, TrainResult
     from sparring_train.join_stores import JoinStore
+    from sparring_train.run.result import Progress, TrainResult
     from sparring_train.streams import StreamSource
 
 __all__ = [

@@ -17,12 +17,13 @@ from sparring.errors import CapacityError, ConfigError, InvalidArgumentError, Pe
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
-from . import own_classes, stream_effects, table_effects, validation_effects
+from . import join_effects, own_classes, stream_effects, table_effects, validation_effects
 from .config_runs import Effects, Ran, Runs, all_keys, is_of_ranking
 
 EFFECTS = Effects()
 table_effects.register(EFFECTS)
 stream_effects.register(EFFECTS)
+join_effects.register(EFFECTS)
 validation_effects.register(EFFECTS)
 
 SECTIONS = (

@@ -22,8 +22,8 @@ from sparring_train.data.stream.cut_log import RecordedCut, read_cuts
 __all__ = ["Replay", "list_differences", "plan_replay"]
 
 _PARTITIONS_PER_SCAN = 256
-_STATES_OF_RUN = {"run", "position", "report", "erasure", "changed_keys"}
-"""States that describe the run, and therefore differ."""
+_STATES_OF_RUN = {"run", "position", "report", "erasure", "changed_keys", "join"}
+"""States that describe the run and its files, and therefore differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,13 @@ def plan_replay(config: RunConfig, output: str, start: int | None, until: int | 
             path=url,
         )
     begin, end = snapshots.get(first), snapshots.get(until)
+    data: dict[str, Any] = {"cuts_from": url, "dead_letters": None}
+    join = config.data.join
+    if join is not None and join.path is not None:
+        # The run may be active, and uses the folder.
+        data["join"] = join.model_copy(update={"path": f"{join.path}/replay"})
     changes: dict[str, Any] = {
-        "data": config.data.model_copy(update={"cuts_from": url, "dead_letters": None}),
+        "data": config.data.model_copy(update=data),
         "training": config.training.model_copy(update={"steps": until}),
         "snapshots": SnapshotsConfig(url=output, start_from=None if begin is None else begin.url),
         # The rows of the run stay as they are, and no other storage changes a bit.

@@ -139,7 +139,9 @@ def check_orders(folder: Path, count: int) -> None:
         assert [(e.time, e.key.decode(), e.is_correction, e.label) for e in expected] == whole
         assert expected_counts == counts
         for order in range(1, count):
-            assert arrive(folder, events, order) == (expected, counts), f"seed {seed}, order {order}"
+            assert arrive(folder, events, order) == (expected, counts), (
+                f"seed {seed}, order {order}"
+            )
 
 
 def test_the_order_of_arrival_changes_nothing(tmp_path: Path) -> None:

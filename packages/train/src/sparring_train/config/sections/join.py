@@ -28,7 +28,8 @@ class ActionStream(Section):
     )
     format: PayloadFormat = Field("arrow", description="Payload of a message, see `data.format`.")
     key: Names = Field(
-        (), description="Columns of the key, in the order of `data.join.key`. Default: the same names."
+        (),
+        description="Columns of the key, in the order of `data.join.key`. Default: the same names.",
     )
     label: Name | None = Field(
         None, description="Column of the label that an action gives. Null: the label is 1."
@@ -43,9 +44,9 @@ class ActionStream(Section):
 
 
 class JoinConfig(Section):
-    """Joins impressions with actions. The events of `data.url` are the impressions. An impression becomes
-    an example when its window ends. `data.label` is the name of its label: the largest label of its actions,
-    or 0 without an action."""
+    """Joins impressions, which are the events of `data.url`, with actions. An impression becomes an
+    example when its window ends. `data.label` is the name of its label: the largest label of its
+    actions, or 0 without an action."""
 
     key: Names = Field(
         min_length=1,
@@ -68,8 +69,8 @@ class JoinConfig(Section):
     )
     late: Literal["correct", "drop"] = Field(
         "drop",
-        description="Handling of an action after the window: `correct` trains the impression again if its "
-        "label changes, `drop` counts the action.",
+        description="Handling of an action after the window: `correct` trains the impression again if "
+        "its label changes, `drop` only counts the action.",
     )
     late_seconds: _Seconds = Field(
         3600.0,

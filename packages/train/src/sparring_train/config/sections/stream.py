@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -170,7 +170,7 @@ class StreamData(ColumnSettings):
         assert self.join is not None
         keys = [name for name in self.join.key if name not in self.categorical]
         required = [*keys, *(name for name in self.join.key if name not in self.missing_ids)]
-        changes = {
+        changes: dict[str, Any] = {
             "join": None,
             "label": None,
             "label_values": {},

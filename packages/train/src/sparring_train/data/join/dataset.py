@@ -1,25 +1,23 @@
 """A stream of impressions, joined with actions, as a data set.
 
 Each read of the streams adds events to the join and advances the watermark. Reads without examples are
-part of the next step, and the log of cuts contains each read with its watermark. So a replay makes the same
-reads, and no clock determines its result.
+part of the next step, and the log of cuts contains each read with its watermark. So a replay makes the
+same reads, and no clock determines its result.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
 
 from sparring import State
+from sparring.contracts import validate_options
 from sparring.errors import DataError, SnapshotError
 from sparring_train.columns import ColumnBatch, Cut, CutRange, CutRead
 from sparring_train.config.sections.stream import StreamData
@@ -29,6 +27,7 @@ from sparring_train.data.join.row_codec import RowCodec
 from sparring_train.data.join.state_files import JOIN, StateFiles
 from sparring_train.data.join.step_store import MAX_STEPS, StepStore
 from sparring_train.data.join.streams import IMPRESSIONS, JoinedDecoder, JoinedSource
+from sparring_train.data.join.waiting_events import take_waiting, write_waiting
 from sparring_train.data.join.working_folder import WorkingFolder
 from sparring_train.data.stream.cut_log import RecordedCut, join_ranges
 from sparring_train.data.stream.dataset import StreamDataset, open_source
@@ -38,21 +37,8 @@ from sparring_train.join_stores import JoinStore
 from sparring_train.registered_kinds import find_join_store
 from sparring_train.streams import StreamSource
 
-__all__ = ["JoinedStreamDataset"]
+__all__ = ["JoinedStreamDataset", "open_stream"]
 
-_WAITING = "waiting.arrow"
-_WAITING_SCHEMA = pyarrow.schema(
-    {
-        "time": pyarrow.float64(),
-        "is_action": pyarrow.bool_(),
-        "key": pyarrow.binary(),
-        "row": pyarrow.large_binary(),
-        "label": pyarrow.float64(),
-        "partition": pyarrow.int64(),
-        "step": pyarrow.int64(),
-    }
-)
-"""Fields of `Event`."""
 _PAUSE_SECONDS = 0.01
 _CHUNK = 4096
 
@@ -67,6 +53,15 @@ class _Moment:
     watermark: float
     newest: dict[str, float]
     counts: Counts
+
+
+def open_stream(data: StreamData, request: OpenRequest) -> StreamDataset:
+    """Opens a stream, or a join of streams.
+
+    Raises:
+        DataError, PluginError: see `StreamDataset` and `JoinedStreamDataset`.
+    """
+    return (StreamDataset if data.join is None else JoinedStreamDataset)(data, request)
 
 
 class JoinedStreamDataset(StreamDataset):
@@ -117,7 +112,7 @@ class JoinedStreamDataset(StreamDataset):
             for name, each in sections.items()
         }
         self._decoders = JoinedDecoder(decoders, self._joined.places)
-        self._decoder = self._decoders
+        self._parser = self._decoders
         return self._joined
 
     # -- begin and resume -------------------------------------------------------------------
@@ -137,7 +132,8 @@ class JoinedStreamDataset(StreamDataset):
         kind = find_join_store(self._join.storage, self._request.plugin_manager)
         folder = self._folder.path / name
         folder.mkdir(parents=True, exist_ok=True)
-        return kind.open(str(folder), kind.options.model_validate(self._join.options))
+        options = validate_options("store of data.join", kind, self._join.options)
+        return kind.open(str(folder), options)
 
     def _start(self, joiner: Joiner) -> None:
         self._joiner = joiner
@@ -199,19 +195,7 @@ class JoinedStreamDataset(StreamDataset):
         assert self._folder is not None
         folder = self._folder.path / to
         files.restore(names, folder)
-        path = folder / _WAITING
-        try:
-            with pyarrow.ipc.open_file(path) as file:
-                columns = file.read_all().to_pydict()
-            waiting = [Event(*each) for each in zip(*columns.values(), strict=True)]
-        except (OSError, pyarrow.ArrowException, TypeError) as error:
-            raise DataError(
-                f"reading the open impressions failed: {path} cannot be read: {error}; resume from an "
-                "earlier snapshot",
-                path=str(path),
-            ) from error
-        path.unlink()
-        return waiting
+        return take_waiting(folder)
 
     def _divided(self, files: StateFiles, saved: Sequence[Mapping[str, Any]]) -> Joiner:
         """Joins the records of this rank's partitions, which other numbers of ranks have saved."""
@@ -449,12 +433,12 @@ class JoinedStreamDataset(StreamDataset):
         try:
             with folder.temporary("saved") as saved:
                 joiner.store.checkpoint(step, str(saved))
-                _write_waiting(saved / _WAITING, moment.waiting)
+                write_waiting(saved, moment.waiting)
                 names = files.save(saved)
         except OSError as failure:
             error = SnapshotError(
-                f"saving the open impressions of step {step} failed: {failure}; check free space and access "
-                "rights of snapshots.url and data.join.path, then run again with --resume"
+                f"saving the open impressions of step {step} failed: {failure}; check free space and "
+                "access rights of snapshots.url and data.join.path, then run again with --resume"
             )
         except Exception as failure:
             error = failure
@@ -491,14 +475,6 @@ def _as_keys(batch: ColumnBatch, columns: Sequence[str]) -> list[bytes]:
     content = np.stack([batch.ids[name].ids for name in columns], axis=1).astype("<i8").tobytes()
     width = 8 * len(columns)
     return [content[begin : begin + width] for begin in range(0, len(content), width)]
-
-
-def _write_waiting(path: Path, events: list[Event]) -> None:
-    columns = zip(*events, strict=True) if events else ((),) * len(_WAITING_SCHEMA)
-    arrays = [list(each) for each in columns]
-    table = pyarrow.table(arrays, schema=_WAITING_SCHEMA)
-    with pyarrow.ipc.new_file(path, table.schema) as file:
-        file.write_table(table)
 
 
 def _as_value(time: float) -> float | None:

@@ -108,7 +108,8 @@ class _Record:
 
 
 def _record_of(end: float, value: bytes) -> _Record:
-    return _Record(*_HEADER.unpack_from(value), value[_HEADER.size :], end)
+    kind, partition, step, time, label = _HEADER.unpack_from(value)
+    return _Record(kind, partition, step, time, label, value[_HEADER.size :], end)
 
 
 def partition_of(value: bytes) -> int:

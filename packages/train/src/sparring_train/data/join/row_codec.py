@@ -1,9 +1,9 @@
 """Encodes the examples of a batch as bytes, one value per example, and back.
 
-    ids of all features          int64, in the order of features
-    number of ids per feature    uint32 each
-    numbers, weight              float32 each
-    padding to 8 bytes
+ids of all features          int64, in the order of features
+number of ids per feature    uint32 each
+numbers, weight              float32 each
+padding to 8 bytes
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class RowCodec:
         halves = words.view("<u4")
 
         def tail(first: int, count: int) -> npt.NDArray[Any]:
-            return halves[(2 * tails + first)[:, None] + np.arange(count)]
+            found: npt.NDArray[Any] = halves[(2 * tails + first)[:, None] + np.arange(count)]
+            return found
 
         num_features = len(self._features)
         counts = tail(0, num_features).astype(np.int64)
@@ -88,4 +89,5 @@ class RowCodec:
 def _ranges(begins: npt.NDArray[Any], counts: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Returns the concatenated ranges of `counts` numbers from `begins`."""
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(begins, counts) + within
+    found: npt.NDArray[Any] = np.repeat(begins, counts) + within
+    return found

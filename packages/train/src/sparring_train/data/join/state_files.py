@@ -108,8 +108,8 @@ class StateFiles:
                 ) from error
             if found != expected:
                 raise DataError(
-                    f"reading the open impressions of {self._url} failed: {FOLDER}/{name} is damaged, found "
-                    f"the hash {found}; restore it, or resume from an earlier snapshot",
+                    f"reading the open impressions of {self._url} failed: {FOLDER}/{name} is damaged, "
+                    f"found the hash {found}; restore it, or resume from an earlier snapshot",
                     path=self._url,
                 )
 

@@ -53,7 +53,9 @@ class JoinedSource:
         return list(self.places)
 
     def earliest_offsets(self) -> Mapping[str, int]:
-        return self._offsets({name: each.earliest_offsets() for name, each in self._sources.items()})
+        return self._offsets(
+            {name: each.earliest_offsets() for name, each in self._sources.items()}
+        )
 
     def end_offsets(self) -> Mapping[str, int]:
         return self._offsets({name: each.end_offsets() for name, each in self._sources.items()})

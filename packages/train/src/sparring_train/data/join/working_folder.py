@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -26,14 +27,14 @@ class WorkingFolder:
     """
 
     def __init__(self, root: str | None, rank: int) -> None:
-        self._lock = None
+        self._lock: int | None = None
         if root is None:
             self.path = Path(tempfile.mkdtemp(prefix="sparring-join-"))
             return
         self.path = Path(root, f"open-impressions-{rank}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = Path(f"{self.path}.lock").open("w")
+            self._lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(self.path, ignore_errors=True)
             self.path.mkdir()
@@ -43,7 +44,7 @@ class WorkingFolder:
             ) from error
         except OSError as error:
             raise StorageIOError(
-                f"data.join.path: {self.path} cannot be written: {error}; choose a folder that can be created"
+                f"data.join.path: {self.path} cannot be written: {error}; choose another folder"
             ) from error
 
     @contextmanager
@@ -60,4 +61,5 @@ class WorkingFolder:
         """Removes the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
+            self._lock = None

@@ -187,7 +187,9 @@ def _recorded(step: int, rows: list[dict[str, Any]]) -> RecordedCut:
 
 
 def _ranges_of(rows: list[dict[str, Any]]) -> tuple[CutRange, ...]:
-    return tuple(CutRange(**{name: row[name] for name in _RANGE}) for row in rows if row["partition"])
+    return tuple(
+        CutRange(**{name: row[name] for name in _RANGE}) for row in rows if row["partition"]
+    )
 
 
 def join_ranges(ranges: Iterable[CutRange]) -> tuple[CutRange, ...]:

@@ -17,7 +17,7 @@ from sparring_train.config.sections.stream import StreamData
 from sparring_train.data.dataset import OpenRequest
 from sparring_train.data.stream.cut_log import RecordedCut, read_cuts
 from sparring_train.data.stream.erased_keys import ErasedKeys
-from sparring_train.data.stream.events import Events, MessageDecoder
+from sparring_train.data.stream.events import Events, MessageDecoder, Parser
 from sparring_train.data.stream.partitions import PartitionReader, owned_partitions
 from sparring_train.data.table.csv_rows import CsvRows
 from sparring_train.data.table.dataset import read_table
@@ -27,7 +27,7 @@ from sparring_train.data.table.parquet_rows import ParquetRows
 from sparring_train.registered_kinds import stream_kinds
 from sparring_train.streams import OffsetGoneError, StreamSource
 
-__all__ = ["StreamDataset", "open_source", "open_stream", "read_files"]
+__all__ = ["StreamDataset", "open_source", "read_files"]
 
 _FOLDER = "folder"
 """The stream that opens URLs without a scheme of a stream."""
@@ -45,19 +45,6 @@ def open_source(data: StreamData, request: OpenRequest) -> StreamSource:
     scheme = data.url.partition("://")[0] if "://" in data.url else _FOLDER
     kind = kinds.get(scheme, kinds[_FOLDER])
     return kind.open(data.url, kind.options.model_validate(data.options))
-
-
-def open_stream(data: StreamData, request: OpenRequest) -> StreamDataset:
-    """Opens a stream, or a join of streams.
-
-    Raises:
-        DataError, PluginError: see `open_source`.
-    """
-    if data.join is None:
-        return StreamDataset(data, request)
-    from sparring_train.data.join.dataset import JoinedStreamDataset
-
-    return JoinedStreamDataset(data, request)
 
 
 def read_files(data: StreamData, path: str) -> Iterator[ColumnBatch]:
@@ -88,6 +75,7 @@ class StreamDataset:
         }
         self.schema: Schema = replace(data.columns.with_origins(origins), label=label)
         self._decoder = MessageDecoder(data, label, request.rank)
+        self._parser: Parser = self._decoder
         self._source: StreamSource | None = None
         self._reader: PartitionReader | None = None
         self._positions: dict[str, int] = {}
@@ -140,7 +128,7 @@ class StreamDataset:
         self._positions = self._read = dict(sorted(self._positions.items()))
         self._ends = ends if self._data.stop_at_end else None
         positions = {name: self._positions[name] for name in self._owned()}
-        self._reader = PartitionReader(self._source, self._decoder, positions, self._ends)
+        self._reader = PartitionReader(self._source, self._parser, positions, self._ends)
 
     def _num_groups(self) -> int:
         """Returns the number of groups of partitions that ranks divide."""
@@ -355,7 +343,7 @@ class StreamDataset:
         if they are skipped; and with recorded cuts ``events_erased``, the number of events that this rank
         did not train, because they contain erased keys."""
         skipped = (
-            {"rows_skipped": self._decoder.num_skipped} if self._data.bad_rows == "skip" else {}
+            {"rows_skipped": self._parser.num_skipped} if self._data.bad_rows == "skip" else {}
         )
         erased = {} if self._erased is None else {"events_erased": self._num_erased}
         return skipped | erased

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow
@@ -22,7 +22,7 @@ from sparring_train.data.table.decode import SKIP_ADVICE, Decoder, RawRows
 from sparring_train.data.table.parquet_rows import find_type_family
 from sparring_train.streams import StreamMessage
 
-__all__ = ["Events", "MessageDecoder"]
+__all__ = ["Events", "MessageDecoder", "Parser"]
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +63,17 @@ class Events:
     def schema(self) -> Any:
         """Arrow schema; None for JSON."""
         return getattr(self.rows, "schema", None)
+
+
+class Parser(Protocol):
+    """Parses messages; see `MessageDecoder`."""
+
+    @property
+    def num_skipped(self) -> int:
+        """See `MessageDecoder.num_skipped`."""
+
+    def parse(self, partition: str, message: StreamMessage) -> Events | None:
+        """See `MessageDecoder.parse`."""
 
 
 class MessageDecoder:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 import pyarrow
 
 from sparring.errors import DataError
-from sparring_train.data.stream.events import Events, MessageDecoder
+from sparring_train.data.stream.events import Events, Parser
 from sparring_train.streams import StreamMessage, StreamSource
 
 __all__ = ["PartitionReader", "owned_partitions"]
@@ -32,7 +32,7 @@ def owned_partitions(names: Sequence[str], rank: int, world_size: int) -> list[s
 class _Partition:
     """One partition, with messages that were read in advance."""
 
-    def __init__(self, name: str, position: int, source: StreamSource, decoder: MessageDecoder):
+    def __init__(self, name: str, position: int, source: StreamSource, decoder: Parser):
         self.name, self.position = name, position
         self._source, self._decoder = source, decoder
         self._fetched = position
@@ -101,7 +101,7 @@ class PartitionReader:
     def __init__(
         self,
         source: StreamSource,
-        decoder: MessageDecoder,
+        decoder: Parser,
         positions: Mapping[str, int],
         ends: Mapping[str, int] | None,
     ) -> None:

@@ -1,0 +1,170 @@
+"""Impressions are joined with actions before they are trained, exactly once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pyarrow = pytest.importorskip("pyarrow", reason="writes Parquet")
+pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
+
+from sparring import list_snapshots, make_plugin_manager, open_snapshot
+from sparring.errors import ConfigError, DataError, PluginError
+from sparring_cli.application import main
+from sparring_train.config.reading.loader import parse_config
+from sparring_train.data.join.state_files import JOIN
+from sparring_train.data.stream.cut_log import read_cuts
+from sparring_train.pytorch.trainer import train
+
+from ..data.stream.stream_files import WritableFolder
+from .stream_runs import Quiet
+
+NOON = 1_700_000_000
+NUM_IMPRESSIONS, WINDOW = 300, 20.0
+CONFIG = """
+seed: 3
+threads: 1
+data:
+  kind: stream
+  url: impressions
+  label: clicked
+  categorical: [user, item]
+  types: {user: string, shown: string}
+  numeric: [price]
+  event_time: at
+  batch_size: 32
+  max_milliseconds: 20000
+  stop_at_end: true
+  join:
+    key: [shown]
+    actions: {clicks: {url: clicks, key: [impression], event_time: at}}
+    window_seconds: 20
+    watermark_seconds: 5
+model: {kind: dlrm, embedding_dim: 4, bottom_mlp: [8], top_mlp: [8]}
+storage: {backend: memory}
+snapshots: {url: run, every_steps: 2, keep: 20}
+"""
+
+
+def write(name: str, table: Any, keys: Any, partitions: int) -> None:
+    stream = WritableFolder(Path(name), [str(each) for each in range(partitions)], is_numbered=True)
+    for number in range(partitions):
+        mine = table.filter(pyarrow.array(keys % partitions == number))
+        for begin in range(0, mine.num_rows, 25):
+            stream.append_table(str(number), mine.slice(begin, 25))
+
+
+@pytest.fixture
+def clicked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """Writes streams that arrive up to 4 s out of order. Returns impression → time of its click."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(CONFIG)
+    random = np.random.default_rng(7)
+    keys = np.arange(NUM_IMPRESSIONS)
+    times = NOON + np.sort(random.uniform(0, 200, NUM_IMPRESSIONS)).round(3)
+    clicks = {int(key): float(times[key] + random.uniform(0, 30)) for key in keys[::3]}
+    order = np.argsort(times + random.uniform(0, 4, NUM_IMPRESSIONS))
+    impressions = pyarrow.table(
+        {
+            "shown": [f"i{key}" for key in keys[order]],
+            "user": [f"user {key % 40}" for key in keys[order]],
+            "item": keys[order] % 60,
+            "price": random.normal(size=NUM_IMPRESSIONS),
+            "at": times[order],
+        }
+    )
+    write("impressions", impressions, keys[order], 2)
+    late = sorted(clicks, key=lambda key: clicks[key] + random.uniform(0, 4))
+    table = pyarrow.table(
+        {"impression": [f"i{key}" for key in late], "at": [clicks[key] for key in late]}
+    )
+    write("clicks", table, np.array(late), 2)
+    return {key: clicks[key] - times[key] for key in clicks}
+
+
+def run(*overrides: str) -> Any:
+    seen = Quiet()
+    return train(parse_config(CONFIG, list(overrides)), make_plugin_manager(), seen)
+
+
+def newest(folder: str = "run") -> Any:
+    return open_snapshot(list_snapshots(folder)[-1])
+
+
+@pytest.mark.parametrize("storage", ["memory", "rocksdb"])
+def test_a_run_that_resumes_trains_each_impression_once(
+    clicked: dict[int, float], storage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if storage == "rocksdb":
+        pytest.importorskip("sparring_rocksdb", reason='pip install "sparring[rocksdb]"')
+    words = [f"data.join.storage={storage}", "data.join.path=store"]
+    run(*words, "training.steps=3", "data.batch_size=50")
+    opened = newest().state(JOIN).values["ranks"][0]["counts"]["open"]
+    assert opened > 0
+    result = run(*words, "snapshots.resume=true")
+    counts = result.extra["join"]
+    num_joined = sum(delay <= WINDOW for delay in clicked.values())
+    # The windows of the last 20 s have not ended.
+    assert 0 < counts["open"] < NUM_IMPRESSIONS / 4
+    assert counts["joined"] + counts["without_action"] + counts["open"] == NUM_IMPRESSIONS
+    assert num_joined - counts["open"] <= counts["joined"] <= num_joined
+    cuts = read_cuts("run")
+    assert [each.step for each in cuts] == list(range(1, result.steps + 1))
+    assert all(each.reads for each in cuts)
+    files = {each.name for each in Path("run/open_impressions").iterdir()}
+    listed = [open_snapshot(url).state(JOIN).values["ranks"] for url in list_snapshots("run")]
+    assert files == {name for ranks in listed for rank in ranks for name in rank["files"]}
+    # Another size of batches is recorded, too.
+    for start in ("--start=0", "--start=2", "--start=3"):
+        assert main(["replay", "run.yaml", *words, start, "--json"]) == 0
+        replayed = json.loads(capsys.readouterr().out)
+        assert (replayed["steps"], replayed["differences"]) == (result.steps, [])
+
+
+def test_late_labels_become_examples(clicked: dict[int, float]) -> None:
+    dropped = run().extra["join"]
+    assert dropped["dropped"] > 0
+    assert dropped["corrected"] == 0
+    corrected = run("data.join.late=correct", "snapshots.url=second").extra["join"]
+    # Some actions wait for their impression when the stream ends.
+    assert 0 <= corrected["corrected"] - dropped["dropped"] < 3
+    assert corrected["joined"] == dropped["joined"]
+    weighted = run("data.join.late=correct", "data.join.late_weight=2", "snapshots.url=third")
+    assert weighted.extra["join"] == corrected
+
+
+def test_wrong_streams_are_rejected(clicked: dict[int, float]) -> None:
+    one = WritableFolder(Path("one"), ["0"], is_numbered=True)
+    one.append("0", [1])
+    with pytest.raises(DataError, match=r"actions.clicks: one has 1 partitions, expected 2"):
+        run("data.join.actions.clicks.url=one")
+    with pytest.raises(DataError, match=r"partition clicks:0, offset 0: column 'order' is missing"):
+        run("data.join.actions.clicks.key=[order]")
+    with pytest.raises(PluginError, match=r"acme.*installed: memory"):
+        run("data.join.storage=acme")
+    run("training.steps=2")
+    name = next(Path("run/open_impressions").iterdir()).name
+    Path("run/open_impressions", name).write_bytes(b"damaged")
+    with pytest.raises(DataError, match=f"{name} is damaged"):
+        run("snapshots.resume=true")
+    Path("run/open_impressions", name).unlink()
+    with pytest.raises(DataError, match=f"restore the file open_impressions/{name}"):
+        run("snapshots.resume=true")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.label=null", "data.label: is required by data.join (found null"),
+        ("data.numeric=[shown]", "has a key that is a label, a list or a number (found shown"),
+        ("data.join.actions.clicks.key=[a, b]", "another number of key columns in clicks (found 2"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_rejected(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(CONFIG, [override])
+    assert message in str(caught.value)
