@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def _events(count: int, seed: int) -> Any:
             "clicked": random.integers(0, 2, count),
             "answer": random.choice(["yes", "no"], count),
             "w": random.gamma(2, 1, count),
-            "at": 1_790_000_000_000 + 1000 * np.arange(count),
+            "at": 1_700_000_000_000 + 1000 * np.arange(count),
+            "later": 1000 * (time.time() + 3600 + np.arange(count)),
         }
     )
 
@@ -123,14 +125,38 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
         times = ("data.event_time=at", "data.event_time_unit=milliseconds", "data.batch_size=20")
         _ran(runs, *times, "snapshots.url=timed")
         found = [cut.event_time for cut in read_cuts("timed")]
-        assert found == [1_790_000_019, 1_790_000_039, 1_790_000_047]
+        assert found == [1_700_000_019, 1_700_000_039, 1_700_000_047]
         newest = open_snapshot(list_snapshots("timed")[-1])
-        assert newest.state("position").values["event_time"] == 1_790_000_047
-        with pytest.raises(DataError, match=r"at most 60 s later .* check data.event_time_unit"):
+        assert newest.state("position").values["event_time"] == 1_700_000_047
+        with pytest.raises(DataError, match=r"in the unit of data.event_time_unit"):
             _ran(runs, *times[:1])
-        assert _ran(runs, *times[:1], "data.max_future_seconds=1e13").samples == [16, 16, 16]
+        later = (*times[1:], "data.event_time=later")
+        with pytest.raises(DataError, match=r"at most 60 s later .* check data.event_time_unit"):
+            _ran(runs, *later)
+        assert _ran(runs, *later, "data.max_future_seconds=4000").samples == [20, 20, 8]
         with pytest.raises(ConfigError, match="is also a column of ids or the label"):
             _ran(runs, "data.event_time=item")
+
+    @effects.of("metrics.window_seconds", "metrics.slices.<name>")
+    def _(runs: Runs) -> None:
+        times = ("data.event_time=at", "data.event_time_unit=milliseconds")
+        shown = _ran(runs, *times, "metrics.window_seconds=20").messages
+        assert any("events before 2023-11-14 22:13:40 UTC  auc" in each for each in shown)
+        assert not any("events before" in each for each in _ran(runs, *times).messages[:-1])
+        none = _ran(runs, *times, "metrics.window_seconds=null")
+        assert not any("events before" in each for each in none.messages)
+        sliced = ("metrics.slices={user: [1, 2], item: [3]}", "metrics.path=sliced.jsonl")
+        _ran(runs, *times, *sliced, "metrics.window_seconds=20")
+        window = json.loads(Path("sliced.jsonl").read_text().splitlines()[-1])["stream"]["window"]
+        assert {each["dimension"] for each in window["slices"]} <= {"user", "item"}
+        assert window["slices"]
+        for slices, message in (
+            ("{tags: [1]}", r"tags.*expected user, item"),
+            ("{price: [1]}", "does not divide events into slices"),
+            ("{item: [shoe]}", "found shoe, expected whole numbers"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                _ran(runs, f"metrics.slices={slices}")
 
     @effects.of("data:stream.cuts_from")
     def _(runs: Runs) -> None:

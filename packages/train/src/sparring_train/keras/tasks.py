@@ -70,6 +70,8 @@ class ColumnTask:
         # With a loss of the user, the outputs need not be logits.
         has_loss = own is not None or self._named_loss is not None
         self._logits.is_decided = has_loss or not self._is_click
+        self.outputs: Any = None
+        """Outputs of the model in the last loss, ``(b,)``; None if the model defines its own loss."""
         self._softmax: ItemSoftmax | None = None
         if self._ranking is not None and own is None:
             self._softmax = ItemSoftmax(self._ranking, container)
@@ -186,7 +188,7 @@ class ColumnTask:
         return tf.squeeze(found, 1) if found.shape.rank == 2 else found
 
     def _plain_loss(self, numbers: Any, ids: Any, labels: Any, weights: Any) -> Any:
-        found = self._called(numbers, ids, training=True)
+        self.outputs = found = self._called(numbers, ids, training=True)
         if self._named_loss is not None:
             # Keras' losses are means over the last axis.
             each = self._named_loss(tf.cast(labels, found.dtype)[:, None], found[:, None])

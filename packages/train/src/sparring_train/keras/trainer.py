@@ -29,6 +29,7 @@ from sparring_train.columns import ColumnBatch
 from sparring_train.config.run import RunConfig
 from sparring_train.hookspecs import OpenedModel, ProgramRequest, SavedModel
 from sparring_train.keras.tasks import ColumnTask
+from sparring_train.live.evaluation import is_evaluated
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.loop import run_training
 from sparring_train.loop.model import StepResult
@@ -154,6 +155,7 @@ class _Trainer:
         self._ranks = Ranks(self.container.collective, self.container.quiesce)
         self._num_parts = config.training.micro_batches
         self._is_skipping = policy == "skip"
+        self._is_evaluated = is_evaluated(config)
         self._num_dense_skipped = 0
         self._loss_and_gradients = tf.function(
             self._differentiated,
@@ -180,13 +182,15 @@ class _Trainer:
 
     def _train_on(self, batch: Any, stop: threading.Event) -> StepResult:
         share = tf.constant(self._ranks.world_size / batch.num_examples, tf.float64)
-        loss, rows, dense = 0.0, [], []
+        loss, rows, dense, outputs = 0.0, [], [], []
         for part in batch.split(self._num_parts):
             if not part.num_examples:
                 continue
             with self.container.span("forward and backward"):
                 tensors = self._task.training_tensors(part)
-                found, row_gradients, gradients = self._loss_and_gradients(*tensors, share)
+                found, row_gradients, gradients, own = self._loss_and_gradients(*tensors, share)
+            if own is not None and self._is_evaluated:
+                outputs.append(own.numpy())
             loss += float(found)
             rows.append(row_gradients)
             dense.append(gradients)
@@ -217,7 +221,8 @@ class _Trainer:
         elif summed:
             with self.container.span("dense optimizer"):
                 self._dense_step(summed)
-        return StepResult(batch, float(loss), batch.num_examples, is_stopping)
+        joined_outputs = np.concatenate(outputs) if outputs else None
+        return StepResult(batch, float(loss), batch.num_examples, is_stopping, joined_outputs)
 
     def predict(self, batch: Any) -> npt.NDArray[Any]:
         """See `sparring_train.loop.model.Trainer`."""
@@ -255,13 +260,13 @@ class _Trainer:
     def versions(self) -> dict[str, str]:
         return {"tensorflow": tf.__version__, "keras": keras.__version__}
 
-    def _differentiated(self, *tensors_and_share: Any) -> tuple[Any, list[Any], list[Any]]:
+    def _differentiated(self, *tensors_and_share: Any) -> tuple[Any, list[Any], list[Any], Any]:
         *tensors, share = tensors_and_share
         with tf.GradientTape() as tape:
             loss = self._task.loss(*tensors)
             loss = loss * tf.cast(share, loss.dtype)
         rows, dense = tape.gradient(loss, [self._anchors, self._ordinary])
-        return loss, rows, [tf.convert_to_tensor(each) for each in dense]
+        return loss, rows, [tf.convert_to_tensor(each) for each in dense], self._task.outputs
 
     def _apply_dense(self, gradients: list[Any]) -> None:
         self._dense.apply(gradients, self._ordinary)

@@ -20,18 +20,20 @@ from sparring.errors import ConfigError, DataError
 from sparring_train.columns import ColumnBatch
 from sparring_train.config.run import RunConfig
 from sparring_train.data.stream.cut_log import CutLog
+from sparring_train.live.evaluation import LiveEvaluation
 from sparring_train.loop.best_step import BestStep
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.kept_best import BestStepSnapshots, kept_best, make_best_step
 from sparring_train.loop.model import Trainer
 from sparring_train.loop.position import POSITION, Position, mark_epoch_ends, read_position
+from sparring_train.loop.run_counts import RunCounts
 from sparring_train.loop.run_metrics import metrics_output, trace_output
 from sparring_train.loop.run_report import RunReport
 from sparring_train.report.host import peak_memory_bytes
 from sparring_train.run.change_notes import RunNotes
 from sparring_train.run.job_plan import load_run_plan
 from sparring_train.run.logs import log_output
-from sparring_train.run.ranks import Ranks, sum_over_ranks
+from sparring_train.run.ranks import Ranks
 from sparring_train.run.result import Progress, SilentProgress, TrainResult
 from sparring_train.run.same_run import ORIGINS, check_same_origins
 from sparring_train.run.snapshots import RunSnapshots
@@ -97,14 +99,14 @@ def run_training(
         source, trainer = make(container)
         if job.membership.rank > 0:
             progress = SilentProgress()
-        with (
-            closing(source),
-            metrics_output(container, config.metrics),
-            RunNotes(container, config, plugin_manager, progress.on_message) as notes,
-        ):
+        with closing(source):
+            run = _Run(config, source, trainer, progress, plugin_manager)
             is_one_host = job.membership.local_world_size == job.collective.world_size
-            run = _Run(config, source, trainer, progress, notes)
-            with run.best_kept(is_one_host):
+            with (
+                metrics_output(container, config.metrics, run.live.metrics),
+                run.notes,
+                run.best_kept(is_one_host),
+            ):
                 return run.to_end()
 
 
@@ -117,7 +119,7 @@ class _Run:
         source: ColumnSource,
         trainer: Trainer,
         progress: Progress,
-        notes: RunNotes,
+        plugin_manager: PluginManager,
     ) -> None:
         self._config, self._source, self._trainer = config, source, trainer
         self._container = trainer.container
@@ -147,9 +149,13 @@ class _Run:
         self._validation: dict[str, float] = {}
         self._kept: BestStepSnapshots | None = None
         self._snapshots = RunSnapshots(self._container, config, self._progress.on_message)
-        self._notes = notes
+        tell = self._progress.on_message
+        self.notes = RunNotes(self._container, config, plugin_manager, tell)
+        self.live = LiveEvaluation(config, self._ranks, tell)
+        self.live.on_window.append(self._report.on_window)
+        self._counts = RunCounts(config, source, trainer, self._ranks)
         url = config.snapshots.url if self._ranks.is_first else None
-        self._cuts = CutLog(url, self._ranks.world_size, self._progress.on_message)
+        self._cuts = CutLog(url, self._ranks.world_size, tell)
 
     @contextmanager
     def best_kept(self, is_one_host: bool) -> Iterator[None]:
@@ -186,11 +192,13 @@ class _Run:
         has_metrics = self._metrics_step == self._step and not self._report.wants_test
         if not is_terminated and not has_metrics:
             self._evaluate(is_last=True)
-        self._report.on_rows(self._step, self._rows())
+        self._report.on_rows(self._step, self._counts.rows())
         with self._container.span("save"):
             is_needed = has_returned or is_terminated
             self._snapshots.end(self._step, self._states, is_needed=is_needed)
-        self._notes.end(self._step)
+        self.notes.end(self._step)
+        if (last := self.live.end(self._step)) is not None:
+            self._report.on_window(last)
         result = self._result()
         if is_terminated:
             self._progress.on_message(describe_sigterm(self._step, self._snapshots.last_url))
@@ -210,10 +218,11 @@ class _Run:
                 self._kept.is_current = False
             if trained.batch.cut is not None:
                 self._cuts.add(self._step, trained.batch.cut)
+            self.live.after_step(trained, self._step)
             self._report.on_batch(trained.batch, is_first_epoch=self._at.epoch == 0)
             self._progress.on_step(self._step, trained.loss, trained.num_examples)
             if self._report.wants_rows(self._step):
-                self._report.on_rows(self._step, self._rows())
+                self._report.on_rows(self._step, self._counts.rows())
             is_last = self._step == self._total_steps()
             is_due = ends_epoch if interval is None else self._step % interval == 0
             if self._best is not None and (is_due or is_last):
@@ -226,7 +235,7 @@ class _Run:
             if self._snapshots.is_due(self._step) and (self._best is None or not is_last):
                 with self._container.span("save"):
                     self._snapshots.save(self._step, self._states())
-            self._notes.after_step(self._step)
+            self.notes.after_step(self._step)
             if self._best is not None and self._best.is_over:
                 self._progress.on_message(
                     f"training stops after step {self._step:,}, because {self._best.num_since} "
@@ -293,13 +302,13 @@ class _Run:
         """Returns the result of the run up to the current step. All ranks call it."""
         return TrainResult(
             metrics=self._metrics,
-            rows=self._rows(),
+            rows=self._counts.rows(),
             steps=self._step,
             seconds=time.perf_counter() - self._start,
-            not_admitted=self._not_admitted(),
-            tiers=self._tiers(),
+            not_admitted=self._counts.not_admitted(),
+            tiers=self._counts.tiers(),
             extra=self._source.extra() | self._undefined() | self._report_path(),
-            skipped=self._skipped(),
+            skipped=self._counts.skipped(),
             resumed_steps=self._resumed_steps,
             best_step=None if self._best is None else self._best.step,
             validation=self._validation,
@@ -376,7 +385,7 @@ class _Run:
             own[_VALIDATION] = State(self._best.values() | more | kept)
         if origins := self._source.data.schema.origins:
             own[ORIGINS] = State(dict(origins))
-        own |= self._source.states(self._step)
+        own |= self._source.states(self._step) | self.live.states()
         return {**self._trainer.states(), **self._report.states(self._result), **own}
 
     def _resume(self) -> None:
@@ -400,6 +409,7 @@ class _Run:
         self._resumed_steps = self._step
         self._source.resume(position, loaded)
         self._report.resume(loaded.states, loaded.url)
+        self.live.restore(loaded.states, loaded.url)
         self._metrics = dict(values.get("metrics", {}))
         self._metrics_step = values.get("metrics_step", -1)
         if self._best is not None and _VALIDATION in loaded.states:
@@ -443,21 +453,6 @@ class _Run:
                 step = self._best.step or step
             self._progress.on_metrics(step, self._metrics)
 
-    def _rows(self) -> dict[str, int]:
-        container = self._container
-        return self._total({name: container.num_rows(name) for name in container.tables})
-
-    def _total(self, counts: dict[str, int]) -> dict[str, int]:
-        """Returns table → sum over ranks. A replicated table is counted once."""
-        tables = self._container.tables
-        is_first = self._ranks.is_first
-        return self._ranks.total(
-            {
-                name: count if is_first or not tables[name].is_replicated else 0
-                for name, count in counts.items()
-            }
-        )
-
     def _undefined(self) -> dict[str, str]:
         names = ", ".join(name for name, value in self._metrics.items() if math.isnan(value))
         if not names or self._source.explain_undefined is None:
@@ -468,33 +463,3 @@ class _Run:
     def _report_path(self) -> dict[str, str]:
         path = self._config.report.path
         return {} if path is None else {"report_path": path}
-
-    def _not_admitted(self) -> dict[str, int]:
-        container = self._container
-        return self._total(
-            {
-                name: container.num_not_admitted(name)
-                for name, table in container.tables.items()
-                if table.admission is not None
-            }
-        )
-
-    def _tiers(self) -> dict[str, list[dict[str, Any]]]:
-        """Returns table → counters of its tiers, summed over ranks."""
-        container = self._container
-        counted = {name: container.tier_counters(name) for name in container.tables}
-        return {
-            name: [each.as_dict() for each in sum_over_ranks(tiers, self._ranks)]
-            for name, tiers in counted.items()
-            if tiers
-        }
-
-    def _skipped(self) -> dict[str, int]:
-        counters = self._container.counters
-        told: dict[str, int] = self._ranks.total(self._source.skipped())
-        if any(table.expire is not None for table in self._container.tables.values()):
-            told |= self._ranks.total({"rows_expired": counters.rows_expired})
-        if self._config.training.non_finite_gradients == "skip":
-            skipped = {"rows_skipped_non_finite": counters.rows_skipped_non_finite}
-            told |= {**self._ranks.total(skipped), **self._trainer.skipped()}
-        return told

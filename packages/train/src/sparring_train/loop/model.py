@@ -31,6 +31,9 @@ class StepResult:
     is_stopping: bool
     """Whether the run should stop after this step, because `stop` was set on any rank; equal on all
     ranks."""
+    outputs: npt.NDArray[Any] | None = None
+    """Outputs of the model for this rank's part of the batch before the update: logits, or predicted
+    numbers, ``(b,)``. None if they are not measured, or the model has no such outputs."""
 
 
 class Trainer(Protocol):

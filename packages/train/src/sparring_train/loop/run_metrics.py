@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from sparring import StepContainer
 from sparring.adapter import Coordinator, Trace
@@ -17,8 +18,17 @@ __all__ = ["metrics_output", "trace_output"]
 
 
 @contextmanager
-def metrics_output(container: StepContainer, chosen: MetricsConfig) -> Iterator[None]:
+def metrics_output(
+    container: StepContainer,
+    chosen: MetricsConfig,
+    more: Callable[[], Mapping[str, Any]] | None = None,
+) -> Iterator[None]:
     """Writes metrics during the block. All ranks enter it together.
+
+    Args:
+        container: contains the counters.
+        chosen: the section of the configuration.
+        more: see `MetricsWriter`.
 
     Raises:
         StorageIOError, PluginError: see `MetricsWriter`; raised if this or another rank fails.
@@ -36,6 +46,7 @@ def metrics_output(container: StepContainer, chosen: MetricsConfig) -> Iterator[
             file_format=chosen.format,
             port=chosen.port,
             host=chosen.host,
+            more=more,
         )
     except SparringError as error:
         refusal = error

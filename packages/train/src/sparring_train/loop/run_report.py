@@ -16,6 +16,7 @@ from sparring_cli import list_installed_versions
 from sparring_train.columns import ColumnBatch
 from sparring_train.config.reading.printer import config_as_yaml
 from sparring_train.config.run import RunConfig
+from sparring_train.live.windows import WindowResult
 from sparring_train.loop.column_source import ColumnSource, Observe
 from sparring_train.quality.calibration import CalibrationCounts
 from sparring_train.report.baselines import Baselines
@@ -27,6 +28,7 @@ from sparring_train.report.run_data import (
     REPORT,
     SAMPLES,
     SECONDS,
+    WINDOW,
     Baseline,
     Calibration,
     RunData,
@@ -73,6 +75,7 @@ class RunReport:
         self._container = container
         self._source = source
         self._versions = dict(versions)
+        self._window_end = 0
         self._slices: SliceMetrics | None = None
         self._slices_absence = ""
         self._baselines: Baselines | None = None
@@ -118,6 +121,18 @@ class RunReport:
             for table, count in rows.items():
                 self._recorder.record(step, f"rows/{table}", count)
             self._record_times(step)
+
+    def on_window(self, result: WindowResult) -> None:
+        """Records a window of event time."""
+        # After a change of metrics.window_seconds, a window may end before the last one.
+        if self._recorder is None or int(result.end) < self._window_end:
+            return
+        self._window_end = int(result.end)
+        values = dict(result.metrics)
+        for each in result.slices:
+            values |= {f"{n}/{each.dimension}={each.value}": v for n, v in each.metrics.items()}
+        for name, value in values.items():
+            self._recorder.record(self._window_end, WINDOW + name, value)
 
     def _record_times(self, step: int) -> None:
         recorder, times = self._recorder, self._container.trace
@@ -199,6 +214,8 @@ class RunReport:
             self.progress.on_message(f"the report starts after this snapshot: {error}")
             return
         for name, points in series.items():
+            if name.startswith(WINDOW):
+                self._window_end = max(self._window_end, *points.steps)
             for step, value in zip(points.steps, points.values, strict=True):
                 self._recorder.record(step, name, value)
 

@@ -17,6 +17,7 @@ from sparring_cli import (
     MetricsExporter,
     write_metrics_file,
 )
+from sparring_train.metrics_files.stream_families import stream_families
 
 __all__ = ["PrometheusFile", "PrometheusPage"]
 
@@ -95,6 +96,8 @@ def _families(metrics: Mapping[str, Any]) -> Iterator[MetricFamily]:
             yield MetricFamily(full, "gauge", meaning, samples)
         else:
             yield MetricFamily(f"{full}_total", "counter", meaning, samples)
+    if metrics and "stream" in metrics:
+        yield from stream_families(metrics["stream"], {"rank": str(metrics["rank"])})
 
 
 def _numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, str], float]]:

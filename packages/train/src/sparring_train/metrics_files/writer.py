@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -62,6 +62,7 @@ class MetricsWriter(Closable):
         port: port on which Prometheus can scrape the latest metrics; rank r uses ``port + r``, and 0
             selects a free port. None: no port.
         host: address of that port.
+        more: returns further sections of metrics; called by the thread that makes steps.
 
     Attributes:
         path: the file that this rank writes, or None.
@@ -84,6 +85,7 @@ class MetricsWriter(Closable):
         file_format: MetricsFormat | str = MetricsFormat.JSONL,
         port: int | None = None,
         host: str = "127.0.0.1",
+        more: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         if not every_seconds > 0:
             raise InvalidArgumentError(
@@ -106,6 +108,7 @@ class MetricsWriter(Closable):
             )
         self._container = container
         self._every_seconds = every_seconds
+        self._more = more
         self._task: Task[Any] | None = None
         self._is_closed = False
         self.num_skipped = 0
@@ -252,7 +255,8 @@ class MetricsWriter(Closable):
 
     def _read(self, *, counts_all: bool) -> dict[str, Any]:
         found = read_metrics(self._container, counts_all=counts_all)
-        return {**found, "lines": {"num_skipped": self.num_skipped}}
+        more = {} if self._more is None else self._more()
+        return {**found, **more, "lines": {"num_skipped": self.num_skipped}}
 
     # -- on the event loop ------------------------------------------------------
 

@@ -17,6 +17,7 @@ from sparring_torch import KeyedJaggedTensor, tables_device
 from sparring_train.built_models import build_model
 from sparring_train.columns import ColumnBatch, Schema
 from sparring_train.config.run import RunConfig
+from sparring_train.live.evaluation import is_evaluated
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.logit_check import LogitCheck
 from sparring_train.loop.named_loss import check_losses, named_loss
@@ -75,6 +76,7 @@ class ColumnTask:
         self._logits = LogitCheck(config.model.kind)
         # With a loss of the user, the outputs need not be logits.
         self._logits.is_decided = self._named_loss is not None
+        self._outputs: list[Tensor] | None = [] if is_evaluated(config) else None
 
     def training_inputs(self, batch: ColumnBatch) -> ColumnInputs:
         """Returns this rank's part of a batch as inputs of `loss`. All ranks call it."""
@@ -115,6 +117,8 @@ class ColumnTask:
         if self._softmax is not None:
             return self._softmax.loss(self.model(inputs.numbers, inputs.features), inputs)
         found = self._forward(inputs)
+        if self._outputs is not None:
+            self._outputs.append(found.detach())
         assert inputs.labels is not None
         labels = inputs.labels.to(found.dtype)
         if self._named_loss is not None:
@@ -130,6 +134,15 @@ class ColumnTask:
             )
         squares = (found - labels).square()
         return (squares if inputs.weights is None else squares * inputs.weights).sum()
+
+    def take_outputs(self) -> npt.NDArray[Any] | None:
+        """Returns the outputs of the model in the losses since the last call, ``(b,)``; None if they are
+        not measured, or the model defines its own loss."""
+        if not self._outputs:
+            return None
+        found: npt.NDArray[Any] = torch.cat(self._outputs).float().cpu().numpy()
+        self._outputs.clear()
+        return found
 
     def states(self) -> dict[str, State]:
         """Returns the state in addition to the parameters of the model."""

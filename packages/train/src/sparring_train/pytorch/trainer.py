@@ -222,7 +222,8 @@ class _Trainer:
             yield self._result(begun.popleft())
 
     def _result(self, batch: Any) -> StepResult:
-        return StepResult(batch, float(self._loss), batch.num_examples, self._is_stopping)
+        outputs = self._task.take_outputs()
+        return StepResult(batch, float(self._loss), batch.num_examples, self._is_stopping, outputs)
 
     def _pieces(self, batch: Any) -> Iterator[Piece]:
         """Yields this rank's part of each micro-batch."""

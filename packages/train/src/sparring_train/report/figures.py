@@ -18,7 +18,7 @@ from sparring_train.report.canvas import (
     limit_to_bulk,
     make_figure,
 )
-from sparring_train.report.run_data import MEMORY, SAMPLES, SECONDS, Baseline, Points
+from sparring_train.report.run_data import MEMORY, SAMPLES, SECONDS, WINDOW, Baseline, Points
 from sparring_train.report.time_figures import Speed, memory_axis, speed
 from sparring_train.report.words import format_metric_name
 
@@ -72,7 +72,9 @@ def draw_figures(
 
 
 def _is_metric(series: str) -> bool:
-    return series not in ("loss", SAMPLES, MEMORY) and not series.startswith((_ROWS, SECONDS))
+    return series not in ("loss", SAMPLES, MEMORY) and not series.startswith(
+        (_ROWS, SECONDS, WINDOW)
+    )
 
 
 def _held_out(series: Mapping[str, Points], metric: str) -> dict[str, Points]:

@@ -21,7 +21,12 @@ from sparring_train.report.elements import (
 from sparring_train.report.figures import draw_figures
 from sparring_train.report.run_data import NEW_IDS, RunData, render_run_data
 from sparring_train.report.step_times import PARTS, final_seconds
-from sparring_train.report.time_figures import calibration_figure, samples_per_second, time_figures
+from sparring_train.report.time_figures import (
+    calibration_figure,
+    samples_per_second,
+    time_figures,
+    window_figures,
+)
 from sparring_train.report.words import environment, format_metric_name
 
 __all__ = ["write_report"]
@@ -59,6 +64,7 @@ def write_report(
         figure_elements(
             draw_figures(data.series, id_counts or {}, data.best, data.baselines)
             + list(filter(None, [calibration_figure(data.calibration)]))
+            + window_figures(data.series)
             + time_figures(data.series)
         ),
         _metrics(data),

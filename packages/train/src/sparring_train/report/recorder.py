@@ -55,7 +55,7 @@ class RunRecorder:
     Names of series in a report: ``loss`` (of a training step), metrics on the test samples (``auc``,
     ``log_loss``, ``rmse``), metrics on the validation samples (``validation/<metric>``),
     ``rows/<table>``, ``seconds/<part>``, ``samples`` and ``memory``; the last three are cumulative or
-    of the first rank.
+    of the first rank. The steps of ``window/<metric>`` are times.
 
     Args:
         max_points: maximum number of points of a series. A longer one keeps every second, fourth, …

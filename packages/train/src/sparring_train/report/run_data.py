@@ -23,6 +23,7 @@ __all__ = [
     "SAMPLES",
     "SECONDS",
     "TOTAL",
+    "WINDOW",
     "Baseline",
     "Calibration",
     "Host",
@@ -52,6 +53,10 @@ SAMPLES = "samples"
 
 MEMORY = "memory"
 """Series with the resident memory of the first rank's process, in bytes."""
+
+WINDOW = "window/"
+"""Prefix of series over windows of event time. Their steps are the ends of windows, in seconds since
+1970. A metric follows, or ``<metric>/<column>=<value>``."""
 
 _FORMAT = 1
 """Incremented if older releases cannot read new data; not incremented for new keys."""
@@ -166,7 +171,7 @@ class RunData(_Part):
     tiers: dict[str, list[dict[str, Any]]] = {}
     series: dict[str, Points] = {}
     """Name → points: ``loss``, metrics, ``validation/<metric>``, ``rows/<table>``, ``seconds/<part>``,
-    ``samples``, ``memory``."""
+    ``samples``, ``memory``, ``window/<metric>``."""
     calibration: list[Calibration] = []
     """Groups of test samples by ascending prediction, for models with a binary label."""
     slices: list[Slice] = []

@@ -1,4 +1,5 @@
-"""Draws where the time of a run goes, its speed, its memory, and the calibration of its predictions."""
+"""Draws where the time of a run goes, its speed, its memory, the calibration of its predictions, and
+their quality over windows of event time."""
 
 from __future__ import annotations
 
@@ -9,8 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring_train.report.canvas import COLORS, GREY, PALE, Figure, make_figure
-from sparring_train.report.run_data import MEMORY, SAMPLES, SECONDS, TOTAL, Calibration, Points
+from sparring_train.report.run_data import (
+    MEMORY,
+    SAMPLES,
+    SECONDS,
+    TOTAL,
+    WINDOW,
+    Calibration,
+    Points,
+)
 from sparring_train.report.step_times import STEP_PARTS, short_name
+from sparring_train.report.words import format_metric_name
 
 __all__ = [
     "Speed",
@@ -19,6 +29,7 @@ __all__ = [
     "samples_per_second",
     "speed",
     "time_figures",
+    "window_figures",
 ]
 
 _MAX_BARS = 40
@@ -179,6 +190,50 @@ def _from_zero(axes: Any, label: str) -> None:
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.set_ylabel(label)
+
+
+def window_figures(series: Mapping[str, Points]) -> list[Figure]:
+    """Draws metrics over windows of event time, if there are at least two."""
+    names = [name.removeprefix(WINDOW) for name in series if name.startswith(WINDOW)]
+    return [
+        _window(
+            metric, {name: series[WINDOW + name] for name in names if _metric_of(name) == metric}
+        )
+        for metric in dict.fromkeys(map(_metric_of, names))
+        if metric in names and len(series[WINDOW + metric].steps) > 1
+    ]
+
+
+def _metric_of(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def _window(metric: str, curves: Mapping[str, Points]) -> Figure:
+    shown = format_metric_name(metric)
+
+    def draw(axes: Any) -> None:
+        from matplotlib import dates
+
+        untyped: Any = dates
+        locator = untyped.AutoDateLocator()
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(untyped.ConciseDateFormatter(locator))
+        for number, (name, points) in enumerate(curves.items()):
+            times = np.array(points.steps, "datetime64[s]")
+            color = COLORS[number % len(COLORS)]
+            label = name.partition("/")[2] or "all events"
+            axes.plot(
+                times, points.values, color=color, linewidth=1.0 if number else 2.0, label=label
+            )
+        if metric == "calibration":
+            axes.axhline(1, color=GREY, linestyle=(0, (5, 3)))
+        axes.set_xlabel("event time (UTC)")
+        axes.set_ylabel(shown)
+        if len(curves) > 1:
+            axes.legend(loc="best")
+
+    caption = f"{shown} of the events in each window, predicted before they were trained."
+    return make_figure(f"{shown[0].upper()}{shown[1:]} over event time", caption, draw)
 
 
 def calibration_figure(groups: Sequence[Calibration]) -> Figure | None:

@@ -1,4 +1,4 @@
-"""The `metrics` section: location and frequency of counters."""
+"""The `metrics` section: location and frequency of counters, and windows of streams."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pydantic import Field
 
 from sparring.contracts import LocalPath
 from sparring_train.config.section import PositiveFloat, Section
+from sparring_train.config.sections.columns import Name, Text
 
 __all__ = ["MetricsConfig"]
 
@@ -40,4 +41,14 @@ class MetricsConfig(Section):
         description="`jsonl` appends one JSON object per line. `prometheus` replaces the file by the "
         "latest counters in Prometheus' text format, for node_exporter's textfile collector, which reads "
         "files ending in `.prom`; it requires `pip install 'sparring[metrics]'`.",
+    )
+    window_seconds: PositiveFloat | None = Field(
+        60.0,
+        description="Length of the windows of event time over which a run on a stream measures "
+        "predictions before they are trained. Null: no windows.",
+    )
+    slices: dict[Name, Annotated[tuple[Text, ...], Field(strict=False, min_length=1)]] = Field(
+        default_factory=dict,
+        description="Values of columns of `data.categorical` for which windows are also measured: "
+        "`{device: [ios, android]}`.",
     )

@@ -18,7 +18,10 @@ Times = npt.NDArray[np.float64]
 
 _PER_SECOND: dict[EventTimeUnit, float] = {"seconds": 1, "milliseconds": 1e3, "microseconds": 1e6}
 _TIMESTAMPS_PER_SECOND = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}
-_EXPECTED = "a timestamp, or a number in the unit of data.event_time_unit since 1970"
+_EXPECTED = (
+    "a timestamp, or a number since 1970 in the unit of data.event_time_unit, before year 10000"
+)
+_YEAR_10000 = 253_402_300_800
 
 
 class EventTimes:
@@ -49,7 +52,7 @@ class EventTimes:
             return None if np.isnan(times).any() else times
         array = rows.columns[self._name]
         times = self._seconds(array)
-        is_good, expected = np.isfinite(times), _EXPECTED
+        is_good, expected = (times >= 0) & (times < _YEAR_10000), _EXPECTED
         if is_good.all():
             # Nothing is later than a time that was not recorded.
             is_good = ~(times > read_times + self._max_future_seconds)
