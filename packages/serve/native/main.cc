@@ -1,11 +1,15 @@
 // The native server of lookups: sparring-serve-native SETTINGS. `sparring serve` executes it.
 #include <malloc.h>
 #include <pthread.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <future>
 #include <string_view>
+#include <thread>
 
 #include "server/front_end.h"
 #include "server/log.h"
@@ -24,6 +28,35 @@ void keep_freed_memory() {
   mallopt(M_ARENA_MAX, 4);
 }
 
+// SIGTERM or SIGINT, for which a thread waits. Before `is_ready` is set, it ends the process at once,
+// because loading tables may take minutes and has nothing to complete. Exists once, and until the end of
+// the process.
+struct StopSignal {
+  std::atomic<bool> is_ready{false};
+  std::promise<void> arrived;
+
+  // Blocks the signals in this thread and in those that it starts later, and waits for them in another.
+  void listen() {
+    sigset_t stops;
+    sigemptyset(&stops);
+    sigaddset(&stops, SIGTERM);
+    sigaddset(&stops, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &stops, nullptr);
+    std::thread([this, stops] {
+      int signal = 0;
+      sigwait(&stops, &signal);
+      if (is_ready) {
+        arrived.set_value();
+        return;
+      }
+      log(sparring::serve::LogLevel::kInfo, "the server has ended while it was loading tables");
+      _exit(0);
+    }).detach();
+  }
+};
+
+StopSignal stop_signal;
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -35,24 +68,20 @@ int main(int argc, char** argv) {
   // A start that only tests whether the libraries of this program are installed.
   if (argv[1] == std::string_view("--check")) return 0;
   keep_freed_memory();
-  // All threads inherit this, and `sigwait` receives the signals.
-  sigset_t stops;
-  sigemptyset(&stops);
-  sigaddset(&stops, SIGTERM);
-  sigaddset(&stops, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &stops, nullptr);
+  stop_signal.listen();
   std::signal(SIGPIPE, SIG_IGN);
   try {
     const auto settings = sparring::serve::read_settings(argv[1]);
     sparring::serve::set_log_level(settings.log_level);
     sparring::serve::FrontEnd front_end(settings);
+    stop_signal.is_ready = true;
     log(LogLevel::kInfo, front_end.ready_line());
-    int signal = 0;
-    sigwait(&stops, &signal);
+    stop_signal.arrived.get_future().wait();
     log(LogLevel::kInfo, "draining: new calls are rejected, calls in progress are completed");
     front_end.close();
     log(LogLevel::kInfo, "all calls were completed, the server has ended");
-    return 0;
+    // Without destructors: after large replies, gRPC's would wait 10 s for a thread that polls sockets.
+    _exit(0);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return kFailure;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import threading
@@ -89,7 +90,7 @@ class NativeFrontEnd:
         config = make_config(folder, **server)
         settings.write_text(encode_settings(config, position, "127.0.0.1:0", "info"))
         self._process = subprocess.Popen(
-            [str(EXECUTABLE), str(settings)], stderr=subprocess.PIPE, text=True
+            [os.environ.get("SPARRING_SERVE_TEST_EXECUTABLE", EXECUTABLE), settings], stderr=subprocess.PIPE, text=True
         )
         self.lines: list[str] = []
         found: dict[str, str] = {}

@@ -8,6 +8,7 @@
 
 #include <grpc/grpc.h>
 
+#include "server/handoff.h"
 #include "server/log.h"
 #include "server/reply_buffer.h"
 #include "wire/text.h"
@@ -129,7 +130,9 @@ void Call::wait_for_message() {
     const auto end = std::chrono::system_clock::now() +
                      std::chrono::duration_cast<std::chrono::system_clock::duration>(
                          std::chrono::duration<double>(seconds));
+    const Handoff handoff(this);
     alarm_->Set(end, [this](bool is_over) {
+      receive(this);
       if (is_over) {
         is_late_ = true;
         grpc_call_cancel(cancelled_by_alarm_, nullptr);
@@ -137,10 +140,12 @@ void Call::wait_for_message() {
       release();
     });
   }
+  const Handoff handoff(this);
   StartRead(&request_);
 }
 
 void Call::OnReadDone(bool ok) {
+  receive(this);
   if (alarm_ != nullptr) alarm_->Cancel();
   begin_ = LookupService::Clock::now();
   if (!ok) {
@@ -180,10 +185,16 @@ void Call::answer() {
   }
 }
 
+void Call::reply(Reply reply) {
+  admitted_ = std::move(reply.admitted);
+  this->reply(std::move(reply.message));
+}
+
 void Call::reply(grpc::ByteBuffer message) {
   if (method_->is_audited) write_audit("done");
   leave();
   reply_.Swap(&message);
+  const Handoff handoff(this);
   StartWriteAndFinish(&reply_, grpc::WriteOptions(), grpc::Status::OK);
 }
 
@@ -214,6 +225,7 @@ void Call::note(StatusCode code) {
 
 void Call::end(StatusCode code, const std::string& message) {
   leave();
+  const Handoff handoff(this);
   Finish(grpc::Status(static_cast<grpc::StatusCode>(code), message));
 }
 
@@ -231,6 +243,8 @@ void Call::write_audit(std::string_view outcome) {
 }
 
 void Call::OnDone() {
+  receive(this);
+  admitted_ = {};  // the reply has been sent; the alarm may delete this call after the server has ended
   if (alarm_ != nullptr) alarm_->Cancel();
   release();
 }

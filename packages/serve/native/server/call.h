@@ -62,6 +62,7 @@ class Call final : public grpc::ServerGenericBidiReactor {
   LookupService::Clock::time_point begin() const { return begin_; }  // the message has arrived
 
   // End the call; each call is ended once.
+  void reply(Reply reply);
   void reply(grpc::ByteBuffer message);
   void refuse(const StatusError& error);
   void fail(const std::exception& error);
@@ -97,6 +98,7 @@ class Call final : public grpc::ServerGenericBidiReactor {
   grpc::Slice request_bytes_;
   std::string_view content_;
   grpc::ByteBuffer reply_;
+  Admission::Admitted admitted_;
   std::string caller_;
   std::string request_id_;
 };

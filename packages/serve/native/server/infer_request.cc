@@ -139,7 +139,7 @@ void read_numbers(const FieldReader& reader, const char* name, std::vector<int64
       uint64_t value = 0;
       int position = 0;
       while (true) {
-        if (at == packed.size() || position == 10) reader.refuse("an integer does not end at byte " + with_commas(static_cast<int64_t>(at)));
+        if (at == packed.size() || position == 10) reader.refuse("an integer does not end at byte " + with_commas(at));
         const auto byte = static_cast<unsigned char>(packed[at++]);
         value |= static_cast<uint64_t>(byte & 0x7f) << (7 * position++);
         if (byte < 0x80) break;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "server/reply_buffer.h"
 #include "wire/fields.h"
@@ -54,7 +55,7 @@ std::string_view ids_of(const InferRequest& request) {
     if (request.raw_input_contents.size() > 1 || !input.ids.empty()) {
       refuse(request.model_name,
              "found ids in " + std::to_string(request.raw_input_contents.size()) +
-                 " raw_input_contents and " + with_commas(static_cast<int64_t>(input.ids.size())) +
+                 " raw_input_contents and " + with_commas(input.ids.size()) +
                  " int64_contents; send ids in one of them",
              "ids");
     }
@@ -109,8 +110,8 @@ ModelRequest read_model_request(std::string_view content) {
 
 }  // namespace
 
-grpc::ByteBuffer Inference::infer(std::string_view content, double remaining_seconds,
-                                  LookupService::Clock::time_point begin) {
+Reply Inference::infer(std::string_view content, double remaining_seconds,
+                       LookupService::Clock::time_point begin) {
   Metrics& metrics = service_.metrics();
   const auto count = [&](StatusCode code) {
     metrics.pulls.note(table_, code);
@@ -118,21 +119,10 @@ grpc::ByteBuffer Inference::infer(std::string_view content, double remaining_sec
     metrics.found += num_found_;
     metrics.pulls.observe(std::chrono::duration<double>(LookupService::Clock::now() - begin).count());
   };
-  try {
-    grpc::ByteBuffer reply = infer(content, remaining_seconds);
-    count(StatusCode::OK);
-    return reply;
-  } catch (const StatusError& error) {
-    metrics.rejected.add(error.reason);
-    count(error.code);
-    throw;
-  } catch (...) {
-    count(StatusCode::INTERNAL);
-    throw;
-  }
+  return counted(metrics, [&] { return infer(content, remaining_seconds); }, count);
 }
 
-grpc::ByteBuffer Inference::infer(std::string_view content, double remaining_seconds) {
+Reply Inference::infer(std::string_view content, double remaining_seconds) {
   if (remaining_seconds <= 0) {
     throw StatusError(
         StatusCode::DEADLINE_EXCEEDED,
@@ -149,7 +139,7 @@ grpc::ByteBuffer Inference::infer(std::string_view content, double remaining_sec
   num_ids_ = static_cast<int64_t>(id_bytes.size() / sizeof(int64_t));
   const int64_t num_bytes = static_cast<int64_t>(content.size()) + num_ids_ * (4 * shape.dim + 1);
   service_.check_reply_bytes(num_bytes);
-  const Admission::Admitted admitted(service_.admission(), num_bytes);
+  Admission::Admitted admitted(service_.admission(), num_bytes);
 
   std::vector<int64_t> ids(static_cast<size_t>(num_ids_));
   if (!ids.empty()) std::memcpy(ids.data(), id_bytes.data(), id_bytes.size());
@@ -194,7 +184,7 @@ grpc::ByteBuffer Inference::infer(std::string_view content, double remaining_sec
     slices.emplace_back(tag);
     slices.push_back((name == "rows" ? rows : found).part(0, size));
   }
-  return grpc::ByteBuffer(slices.data(), slices.size());
+  return {grpc::ByteBuffer(slices.data(), slices.size()), std::move(admitted)};
 }
 
 std::string Inference::model_ready(std::string_view content) {

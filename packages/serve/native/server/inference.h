@@ -33,13 +33,12 @@ class Inference {
   explicit Inference(LookupService& service) : service_(service) {}
 
   // Answers a ModelInferRequest, also without a deadline, and counts the call in the metrics.
-  grpc::ByteBuffer infer(std::string_view content, double remaining_seconds,
-                         LookupService::Clock::time_point begin);
+  Reply infer(std::string_view content, double remaining_seconds, LookupService::Clock::time_point begin);
   std::string model_ready(std::string_view content);
   std::string model_metadata(std::string_view content);
 
  private:
-  grpc::ByteBuffer infer(std::string_view content, double remaining_seconds);
+  Reply infer(std::string_view content, double remaining_seconds);
 
   LookupService& service_;
   int table_ = -1;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "wire/status_error.h"
 #include "wire/text.h"
@@ -18,20 +19,28 @@ class Admission {
 
   int64_t bytes_in_flight() const { return bytes_.load(std::memory_order_relaxed); }
 
-  // Counts the bytes of a call while it is in scope. Throws StatusError (RESOURCE_EXHAUSTED) if the
-  // limit would be exceeded; a single call is always admitted.
+  // Counts the bytes of a call while it exists; one that was created or left without a call counts
+  // none. Throws StatusError (RESOURCE_EXHAUSTED) if the limit would be exceeded; a single call is always
+  // admitted.
   class Admitted {
    public:
-    Admitted(Admission& admission, int64_t num_bytes) : admission_(admission), num_bytes_(num_bytes) {
+    Admitted() = default;
+    Admitted(Admission& admission, int64_t num_bytes) : admission_(&admission), num_bytes_(num_bytes) {
       admission.enter(num_bytes);
     }
-    Admitted(const Admitted&) = delete;
-    Admitted& operator=(const Admitted&) = delete;
-    ~Admitted() { admission_.bytes_ -= num_bytes_; }
+    Admitted(Admitted&& other) noexcept { *this = std::move(other); }
+    Admitted& operator=(Admitted&& other) noexcept {
+      std::swap(admission_, other.admission_);
+      std::swap(num_bytes_, other.num_bytes_);
+      return *this;
+    }
+    ~Admitted() {
+      if (admission_ != nullptr) admission_->bytes_ -= num_bytes_;
+    }
 
    private:
-    Admission& admission_;
-    const int64_t num_bytes_;
+    Admission* admission_ = nullptr;
+    int64_t num_bytes_ = 0;
   };
 
  private:

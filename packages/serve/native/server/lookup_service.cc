@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <set>
+#include <utility>
 
 #include "server/pull.h"
 #include "server/reply_buffer.h"
@@ -27,7 +28,7 @@ constexpr size_t kCursorBytes = 16;
 void check_ids(std::string_view ids) {
   if (ids.size() % sizeof(int64_t) == 0) return;
   throw StatusError(StatusCode::INVALID_ARGUMENT,
-                    "ids: " + with_commas(static_cast<int64_t>(ids.size())) +
+                    "ids: " + with_commas(ids.size()) +
                         " bytes are not a multiple of 8; send 8 bytes per id",
                     "message");
 }
@@ -143,12 +144,11 @@ void LookupService::refuse(const PackedError& error, std::string_view version) c
   throw error;
 }
 
-grpc::ByteBuffer LookupService::pull(std::string_view content, double remaining_seconds,
-                                     Clock::time_point begin) {
+Reply LookupService::pull(std::string_view content, double remaining_seconds, Clock::time_point begin) {
   return Pull(*this).answer(content, remaining_seconds, begin);
 }
 
-grpc::ByteBuffer LookupService::scan(std::string_view content, double remaining_seconds) {
+Reply LookupService::scan(std::string_view content, double remaining_seconds) {
   check_deadline(remaining_seconds);
   std::string_view table, version, cursor;
   int64_t max_rows = 0;
@@ -172,7 +172,7 @@ grpc::ByteBuffer LookupService::scan(std::string_view content, double remaining_
                           " bytes, and a reply has at most " + with_commas(settings_.max_bytes),
                       "message");
   }
-  const Admission::Admitted admitted(admission_, capacity * bytes_of_row);
+  Admission::Admitted admitted(admission_, capacity * bytes_of_row);
   if (!cursor.empty() && cursor.size() != kCursorBytes) {
     throw StatusError(StatusCode::INVALID_ARGUMENT,
                       "cursor: found " + std::to_string(cursor.size()) +
@@ -214,7 +214,7 @@ grpc::ByteBuffer LookupService::scan(std::string_view content, double remaining_
   }
   const grpc::Slice slices[] = {before_ids, ids.part(0, num_ids), before_rows, rows.part(0, num_rows),
                                 tail};
-  return grpc::ByteBuffer(slices, std::size(slices));
+  return {grpc::ByteBuffer(slices, std::size(slices)), std::move(admitted)};
 }
 
 std::string LookupService::describe(std::string_view content) {

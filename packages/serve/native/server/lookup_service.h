@@ -27,6 +27,12 @@ struct TableIds {
   int64_t count() const { return static_cast<int64_t>(ids.size() / sizeof(int64_t)); }
 };
 
+// A reply, and the bytes of its call, which are in flight until the reply has been sent.
+struct Reply {
+  grpc::ByteBuffer message;
+  Admission::Admitted admitted;
+};
+
 class LookupService {
  public:
   using Clock = std::chrono::steady_clock;
@@ -48,8 +54,8 @@ class LookupService {
 
   // Answer the message of their name in lookup.proto. `remaining_seconds` is the time until the caller's
   // deadline; `begin` is the time at which the message arrived.
-  grpc::ByteBuffer pull(std::string_view content, double remaining_seconds, Clock::time_point begin);
-  grpc::ByteBuffer scan(std::string_view content, double remaining_seconds);
+  Reply pull(std::string_view content, double remaining_seconds, Clock::time_point begin);
+  Reply scan(std::string_view content, double remaining_seconds);
   std::string describe(std::string_view content);
 
   // Throw StatusError: the deadline is missing, too long or has passed; the request is too large.

@@ -99,6 +99,24 @@ class Metrics {
   std::function<Gauges()> read_gauges_;
 };
 
+// Returns the result of `answer`. Calls `count` with the status of the call, also if `answer` throws, and
+// counts the reason of a StatusError.
+template <class Answer, class Count>
+auto counted(Metrics& metrics, const Answer& answer, const Count& count) {
+  try {
+    auto reply = answer();
+    count(StatusCode::OK);
+    return reply;
+  } catch (const StatusError& error) {
+    metrics.rejected.add(error.reason);
+    count(error.code);
+    throw;
+  } catch (...) {
+    count(StatusCode::INTERNAL);
+    throw;
+  }
+}
+
 }  // namespace sparring::serve
 
 #endif  // SPARRING_SERVE_SERVER_METRICS_H_

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "server/reply_buffer.h"
 #include "tables/row_formats.h"
@@ -71,20 +72,11 @@ void Pull::check_choice(int64_t value, const char* name, const std::vector<const
                     "invalid_argument");
 }
 
-grpc::ByteBuffer Pull::answer(std::string_view content, double remaining_seconds,
-                              LookupService::Clock::time_point begin) {
-  try {
-    grpc::ByteBuffer reply = answer(content, remaining_seconds);
-    count(StatusCode::OK, begin);
-    return reply;
-  } catch (const StatusError& error) {
-    service_.metrics().rejected.add(error.reason);
-    count(error.code, begin);
-    throw;
-  } catch (...) {
-    count(StatusCode::INTERNAL, begin);
-    throw;
-  }
+Reply Pull::answer(std::string_view content, double remaining_seconds,
+                   LookupService::Clock::time_point begin) {
+  return counted(
+      service_.metrics(), [&] { return answer(content, remaining_seconds); },
+      [&](StatusCode code) { count(code, begin); });
 }
 
 void Pull::count(StatusCode code, LookupService::Clock::time_point begin) {
@@ -125,7 +117,7 @@ SparringPackedLookup Pull::look_up(const Served& served, std::vector<SparringPac
   return arguments;
 }
 
-grpc::ByteBuffer Pull::answer(std::string_view content, double remaining_seconds) {
+Reply Pull::answer(std::string_view content, double remaining_seconds) {
   service_.check_deadline(remaining_seconds);
   service_.check_request_bytes(content);
   parse(content);
@@ -143,8 +135,7 @@ grpc::ByteBuffer Pull::answer(std::string_view content, double remaining_seconds
     are_int8 = are_int8 && shapes[i]->dtype == SPARRING_PACKED_INT8;
   }
   service_.check_reply_bytes(reply_bytes);
-  const Admission::Admitted admitted(service_.admission(),
-                                     static_cast<int64_t>(content.size()) + reply_bytes);
+  Admission::Admitted admitted(service_.admission(), static_cast<int64_t>(content.size()) + reply_bytes);
 
   // Rows as the library returns them are the rows of the reply, or are encoded from `scratch.rows`.
   const bool is_direct = missing_ != kOnlyFound && (row_dtype_ == kFloat32 || are_int8);
@@ -288,7 +279,7 @@ grpc::ByteBuffer Pull::answer(std::string_view content, double remaining_seconds
   }
   if (parts.empty()) slices.emplace_back(tail);
   scratch.trim();
-  return grpc::ByteBuffer(slices.data(), slices.size());
+  return {grpc::ByteBuffer(slices.data(), slices.size()), std::move(admitted)};
 }
 
 }  // namespace sparring::serve

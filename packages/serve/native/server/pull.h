@@ -21,11 +21,11 @@ class Pull {
   explicit Pull(LookupService& service) : service_(service) {}
 
   // Also counts the call in the metrics. Throws StatusError, or PackedError for damaged files.
-  grpc::ByteBuffer answer(std::string_view content, double remaining_seconds,
-                          LookupService::Clock::time_point begin);
+  Reply answer(std::string_view content, double remaining_seconds,
+               LookupService::Clock::time_point begin);
 
  private:
-  grpc::ByteBuffer answer(std::string_view content, double remaining_seconds);
+  Reply answer(std::string_view content, double remaining_seconds);
   void parse(std::string_view content);
   void check_choice(int64_t value, const char* name, const std::vector<const char*>& known) const;
   SparringPackedLookup look_up(const Served& served, std::vector<SparringPackedRequest>& requests,

@@ -38,18 +38,7 @@ std::string Recommend::answer(std::string_view content, double remaining_seconds
     metrics.recommends.observe(
         std::chrono::duration<double>(LookupService::Clock::now() - begin).count());
   };
-  try {
-    std::string reply = answer(content, remaining_seconds);
-    count(StatusCode::OK);
-    return reply;
-  } catch (const StatusError& error) {
-    metrics.rejected.add(error.reason);
-    count(error.code);
-    throw;
-  } catch (...) {
-    count(StatusCode::INTERNAL);
-    throw;
-  }
+  return counted(metrics, [&] { return answer(content, remaining_seconds); }, count);
 }
 
 std::string Recommend::answer(std::string_view content, double remaining_seconds) {
@@ -127,7 +116,7 @@ void Recommend::check_shard(int64_t shard, int64_t num_shards) const {
 void Recommend::read_queries(std::string_view content, const TableShape& shape) {
   const auto bytes = static_cast<size_t>(4 * shape.dim);
   if (content.size() % bytes != 0) {
-    refuse("queries: " + with_commas(static_cast<int64_t>(content.size())) +
+    refuse("queries: " + with_commas(content.size()) +
            " bytes are not a multiple of a vector of table " + quoted(shape.name) + "; send " +
            std::to_string(bytes) + " bytes per query, " + std::to_string(shape.dim) +
            " elements of float32");

@@ -2,6 +2,8 @@
 
 #include <grpc/grpc.h>
 
+#include "server/handoff.h"
+
 namespace sparring::serve {
 
 namespace {
@@ -22,6 +24,7 @@ ReloadedCredentials::ReloadedCredentials(const std::string& certificate, const s
           ca.empty() ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
                      : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY,
           callback, this);
+  const Handoff handoff(this);
   credentials_ = grpc_ssl_server_credentials_create_with_options(options);
 }
 
@@ -33,6 +36,7 @@ int ReloadedCredentials::AddPortToServer(const std::string& address, grpc_server
 
 grpc_ssl_certificate_config_reload_status ReloadedCredentials::read(
     grpc_ssl_server_certificate_config** config) {
+  receive(this);
   const Content certificate = certificate_.value();
   const Content key = key_.value();
   const Content ca = ca_ == nullptr ? nullptr : ca_->value();

@@ -21,7 +21,7 @@ uint64_t FieldReader::varint() {
     value |= static_cast<uint64_t>(byte & 0x7f) << (7 * position);
     if (byte < 0x80) return value;
   }
-  refuse("an integer does not end at byte " + with_commas(static_cast<int64_t>(at_)));
+  refuse("an integer does not end at byte " + with_commas(at_));
 }
 
 bool FieldReader::next() {
@@ -44,8 +44,8 @@ bool FieldReader::next() {
   }
   const size_t left = content_.size() - at_;
   if (length > left) {
-    refuse("field " + std::to_string(number_) + " has " + with_commas(static_cast<int64_t>(length)) +
-           " bytes, but only " + with_commas(static_cast<int64_t>(left)) + " are left");
+    refuse("field " + std::to_string(number_) + " has " + with_commas(length) +
+           " bytes, but only " + with_commas(left) + " are left");
   }
   bytes_ = content_.substr(at_, length);
   at_ += length;
@@ -62,7 +62,7 @@ std::string_view FieldReader::bytes(const char* name) const {
 std::string_view FieldReader::text(const char* name) const {
   const std::string_view found = bytes(name);
   if (found.size() > kMaxText) {
-    refuse("field " + std::string(name) + " has " + with_commas(static_cast<int64_t>(found.size())) +
+    refuse("field " + std::string(name) + " has " + with_commas(found.size()) +
            " bytes, more than 4,096");
   }
   if (!is_utf8(found)) refuse("field " + std::string(name) + " is not UTF-8");

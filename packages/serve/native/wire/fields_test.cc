@@ -50,9 +50,20 @@ void another_wire_type_is_rejected() {
   CHECK_THROWS(FieldReader("Message", std::string_view("\x0b", 1)).next(), StatusError);
 }
 
+void a_length_above_the_largest_int64_is_rejected_with_its_value() {
+  const std::string content = "\x0a" + std::string(9, '\xff') + "\x01";
+  try {
+    FieldReader("Message", content).next();
+    CHECK(false);
+  } catch (const StatusError& error) {
+    CHECK(std::string(error.what()).find("18,446,744,073,709,551,615 bytes, but only 0") != std::string::npos);
+  }
+}
+
 void messages_have_the_format_of_python() {
   CHECK(with_commas(0) == "0" && with_commas(-999) == "-999");
   CHECK(with_commas(1234567) == "1,234,567" && with_commas(-1000) == "-1,000");
+  CHECK(with_commas(uint64_t{1} << 63) == "9,223,372,036,854,775,808");
   CHECK(quoted("it's\n\x01") == "\"it's\\n\\x01\"");
   CHECK(general(0.123456789, 3) == "0.123");
   CHECK(suggest("itm", {"item", "user"}) == "did you mean 'item'? known: 'item', 'user'");
@@ -67,6 +78,8 @@ int main() {
       {"fields are read as they were written", fields_are_read_as_they_were_written},
       {"every truncation is rejected or shorter", every_truncation_is_rejected_or_shorter},
       {"another wire type is rejected", another_wire_type_is_rejected},
+      {"a length above the largest int64 is rejected with its value",
+       a_length_above_the_largest_int64_is_rejected_with_its_value},
       {"messages have the format of Python", messages_have_the_format_of_python},
   });
 }

@@ -63,9 +63,8 @@ std::string_view name_of(StatusCode code) {
   }
 }
 
-std::string with_commas(int64_t number) {
-  const std::string digits = std::to_string(number);
-  const size_t first = number < 0 ? 1 : 0;
+std::string grouped(const std::string& digits) {
+  const size_t first = digits.starts_with('-') ? 1 : 0;
   std::string text;
   for (size_t i = 0; i < digits.size(); ++i) {
     if (i > first && (digits.size() - i) % 3 == 0) text += ',';

@@ -2,6 +2,7 @@
 #ifndef SPARRING_SERVE_WIRE_TEXT_H_
 #define SPARRING_SERVE_WIRE_TEXT_H_
 
+#include <concepts>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -9,8 +10,11 @@
 
 namespace sparring::serve {
 
+// Inserts separators into the digits of a whole number.
+std::string grouped(const std::string& digits);
+
 // A whole number with separators: 1,234,567.
-std::string with_commas(int64_t number);
+std::string with_commas(std::integral auto number) { return grouped(std::to_string(number)); }
 
 // A number with up to `digits` significant digits, like %g.
 std::string general(double number, int digits = 6);
