@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sparring.contracts import TableConfig
 from sparring_serve import LookupService, ShardPosition, ShardReplicas
+from sparring_serve.server import native_front_end
 from sparring_serve.testing import MemoryTables
+
+from .front_ends import Folder, FrontEnd, open_front_end
 
 ITEM, USER = TableConfig("item", 4, seed=3), TableConfig("user", 2)
 
@@ -20,6 +25,53 @@ def rows_of_step(step: int) -> dict[str, dict[int, list[float]]]:
         "item": {key: [step, key, -key, 0.5] for key in range(100)},
         "user": {key: [step, key] for key in range(0, 100, 2)},
     }
+
+
+NATIVE = pytest.param(
+    "native",
+    marks=pytest.mark.skipif(
+        not native_front_end.EXECUTABLE.exists(),
+        reason="the native server was not built: install libgrpc++-dev and pkg-config",
+    ),
+)
+KINDS = ["python", NATIVE]
+"""Both servers of the role inference."""
+
+Serve = Callable[..., FrontEnd]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    made = Folder(tmp_path)
+    made.publish(1)
+    return made
+
+
+@pytest.fixture
+def open_servers() -> Iterator[Serve]:
+    """Starts servers: takes the arguments of `open_front_end`."""
+    started: list[FrontEnd] = []
+
+    def start(*arguments: Any, **options: Any) -> FrontEnd:
+        started.append(open_front_end(*arguments, **options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """The server with which a test runs: it runs with both."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def serve(kind: str, folder: Folder, open_servers: Serve) -> Serve:
+    """Starts servers of one kind over `folder`."""
+    return lambda *arguments, **options: open_servers(kind, folder, *arguments, **options)
 
 
 MakeTables = Callable[[], MemoryTables]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
 import threading
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,17 @@ import numpy as np
 import sparring_packed
 from sparring import ScanChunk, SnapshotWriter, TableDescription
 from sparring.contracts import TableConfig
-from sparring_serve import ServerConfig, ServingConfig, ShardPosition, ShardReplicas, open_server
+from sparring_serve import (
+    LookupServer,
+    ServerConfig,
+    ServingConfig,
+    ShardPosition,
+    ShardReplicas,
+    open_server,
+)
 from sparring_serve.server.native_front_end import EXECUTABLE, encode_settings
-from sparring_serve.wire.fields import encode
-from sparring_serve.wire.messages import PullRequest, TableIds
+from sparring_serve.wire.fields import decode, encode
+from sparring_serve.wire.messages import SERVICE, PullRequest, RefreshReply, TableIds
 
 ITEM, USER = TableConfig("item", 4, seed=3), TableConfig("user", 3)
 KEYS = np.arange(100, dtype=np.int64)
@@ -42,20 +50,36 @@ class Folder:
         dtype: str = "fp32",
         tables: Sequence[TableConfig] = (ITEM, USER),
     ) -> Path:
-        run = f"{self.path}/run/step-{step}"
-        over = None if base is None else f"{self.path}/run/step-{base}"
-        writer = SnapshotWriter(run, step=step, base=over)
         keys = KEYS if base is None else KEYS[:50]
+        content = {}
         for table in tables:
             rows = np.full((len(keys), table.dim), 0.5, np.float32)
             rows[:, 0], rows[:, 1], rows[:, 2] = step, keys, -keys
-            chunk = ScanChunk(keys, rows, np.zeros(len(keys), np.uint64))
+            content[table] = dict(zip(keys.tolist(), rows, strict=True))
+        return self.publish_rows(content, step, base, dtype)
+
+    def publish_rows(
+        self,
+        tables: Mapping[TableConfig, Mapping[int, Any]],
+        step: int = 1,
+        base: int | None = None,
+        dtype: str = "fp32",
+    ) -> Path:
+        """Publishes the given rows by table and key; `dtype` is that of `item`."""
+        run = f"{self.path}/run/step-{step}"
+        over = None if base is None else f"{self.path}/run/step-{base}"
+        writer = SnapshotWriter(run, step=step, base=over)
+        for table, rows in tables.items():
+            keys = np.array(list(rows), np.int64)
+            values = np.array(list(rows.values()), np.float32).reshape(-1, table.dim)
+            chunk = ScanChunk(keys, values, np.zeros(len(keys), np.uint64))
             writer.write_table(TableDescription.of(table), [chunk])
         writer.finish()
         writer.commit()
         written = f"{self.served}/step-{step}"
         over = None if base is None else f"{self.served}/step-{base}"
-        sparring_packed.write(run, written, base=over, quantize={"item": dtype})
+        quantize = {"item": dtype} if ITEM in tables else {}
+        sparring_packed.write(run, written, base=over, quantize=quantize)
         return Path(written)
 
 
@@ -64,13 +88,51 @@ def make_config(folder: Folder, **server: Any) -> ServingConfig:
     return ServingConfig(snapshots=folder.served, server=ServerConfig(**options))
 
 
-class PythonFrontEnd:
-    """The server in Python, in this process."""
+class FrontEnd:
+    """A running server.
 
-    def __init__(self, folder: Folder, position: ShardPosition, **server: Any) -> None:
-        config = make_config(folder, **server)
-        config = config.model_copy(update={"shards": position.shards.shards})
-        self._server = open_server(config, shard=position.shard, address="127.0.0.1:0")
+    Attributes:
+        address: Address of its port.
+        health_address: Address of `server.health_port`.
+        metrics_address: Address of `server.metrics_port`.
+        lines: Log messages so far.
+    """
+
+    address: str
+    health_address: str
+    metrics_address: str
+    lines: list[str]
+
+    def refresh(self) -> RefreshReply:
+        """Makes the server check for a newer version."""
+        reply: RefreshReply = decode(RefreshReply, call(self.address, f"{SERVICE}/Refresh")[3])
+        return reply
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> FrontEnd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class PythonFrontEnd(FrontEnd):
+    """A server in Python, in this process. It has ports for metrics and health."""
+
+    def __init__(self, open_it: Callable[[], LookupServer]) -> None:
+        self.lines = []
+        self._handler = logging.Handler()
+        self._handler.emit = lambda record: self.lines.append(record.getMessage())  # type: ignore[method-assign]
+        self._logger = logging.getLogger("sparring_serve")
+        self._logger.setLevel(logging.INFO)
+        self._logger.addHandler(self._handler)
+        try:
+            self._server = open_it()
+        except BaseException:
+            self._logger.removeHandler(self._handler)
+            raise
         self.address = self._server.address
         assert self._server.health_port is not None
         assert self._server.exporter is not None
@@ -79,20 +141,26 @@ class PythonFrontEnd:
 
     def close(self) -> None:
         self._server.close()
+        self._logger.removeHandler(self._handler)
+        self._logger.setLevel(logging.NOTSET)
 
 
-class NativeFrontEnd:
+class NativeFrontEnd(FrontEnd):
     """The native server, a process."""
 
-    def __init__(self, folder: Folder, position: ShardPosition, **server: Any) -> None:
+    def __init__(
+        self, folder: Folder, position: ShardPosition, address: str, **server: Any
+    ) -> None:
         folder.path.mkdir(exist_ok=True)
         settings = folder.path / f"settings-{id(self)}"
         config = make_config(folder, **server)
-        settings.write_text(encode_settings(config, position, "127.0.0.1:0", "info"))
+        settings.write_text(encode_settings(config, position, address, "info"))
         self._process = subprocess.Popen(
-            [os.environ.get("SPARRING_SERVE_TEST_EXECUTABLE", EXECUTABLE), settings], stderr=subprocess.PIPE, text=True
+            [os.environ.get("SPARRING_SERVE_TEST_EXECUTABLE", EXECUTABLE), settings],
+            stderr=subprocess.PIPE,
+            text=True,
         )
-        self.lines: list[str] = []
+        self.lines = []
         found: dict[str, str] = {}
         assert self._process.stderr is not None
         for line in self._process.stderr:
@@ -121,18 +189,19 @@ class NativeFrontEnd:
         self._reading.join()
 
 
-FrontEnd = PythonFrontEnd | NativeFrontEnd
-
-
 def open_front_end(
-    kind: str, folder: Folder, position: ShardPosition | None = None, **server: Any
+    kind: str,
+    folder: Folder,
+    position: ShardPosition | None = None,
+    address: str = "127.0.0.1:0",
+    **server: Any,
 ) -> FrontEnd:
-    """Starts the server `python` or `native` on free ports."""
+    """Starts the server `python` or `native`, by default on free ports."""
     position = position or ShardPosition(ONE_SHARD)
-    made: FrontEnd = (PythonFrontEnd if kind == "python" else NativeFrontEnd)(
-        folder, position, **server
-    )
-    return made
+    if kind == "native":
+        return NativeFrontEnd(folder, position, address, **server)
+    config = make_config(folder, **server).model_copy(update={"shards": position.shards.shards})
+    return PythonFrontEnd(lambda: open_server(config, shard=position.shard, address=address))
 
 
 def read_metrics(server: FrontEnd) -> dict[str, float]:

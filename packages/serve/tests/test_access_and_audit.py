@@ -23,6 +23,7 @@ from sparring_serve import (
 )
 from sparring_serve.security import check_local
 from sparring_serve.status import Status, StatusError
+from sparring_serve.testing import RawConnection, framed_message
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import (
     SERVICE,
@@ -34,14 +35,16 @@ from sparring_serve.wire.messages import (
     TableIds,
 )
 
+from .conftest import Serve
+
 PULL, PUSH, ADMIN = "p" * 16, "g" * 16, "a" * 16
 CHANGES = ("Push", "Flush", "Save", "Load", "SavePart", "LoadPart", "Refresh")
 
-Serve = Callable[..., LookupServer]
+ServeLearning = Callable[..., LookupServer]
 
 
 @pytest.fixture
-def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+def serve_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServeLearning]:
     monkeypatch.chdir(tmp_path)
     started: list[LookupServer] = []
 
@@ -120,9 +123,9 @@ def own_address() -> str:
 
 
 def test_without_tokens_other_machines_may_only_look_up(
-    serve: Serve, caplog: pytest.LogCaptureFixture
+    serve_learning: ServeLearning, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = serve("0.0.0.0:0", insecure=True)
+    server = serve_learning("0.0.0.0:0", insecure=True)
     assert "has no server.token_file, so it accepts pushes" in caplog.text
     foreign = f"{own_address()}:{server.port}"
     for method in CHANGES:
@@ -143,9 +146,11 @@ def test_without_tokens_other_machines_may_only_look_up(
         client.push({"item": ([1], [[1.0] * 4])})
 
 
-def test_loopback_is_recognized_on_a_socket_of_both_protocols(serve: Serve) -> None:
+def test_loopback_is_recognized_on_a_socket_of_both_protocols(
+    serve_learning: ServeLearning,
+) -> None:
     try:
-        server = serve("[::]:0", insecure=True)
+        server = serve_learning("[::]:0", insecure=True)
     except Exception as error:
         pytest.skip(f"this machine has no IPv6: {error}")
     for host in ("127.0.0.1", "[::1]"):
@@ -153,8 +158,10 @@ def test_loopback_is_recognized_on_a_socket_of_both_protocols(serve: Serve) -> N
         assert call(f"{host}:{server.port}", "Push", request)[0] == "OK", host
 
 
-def test_with_tokens_the_role_decides(serve: Serve) -> None:
-    server = serve("0.0.0.0:0", insecure=True, tokens=f"pull {PULL}\npush {PUSH}\nadmin {ADMIN}")
+def test_with_tokens_the_role_decides(serve_learning: ServeLearning) -> None:
+    server = serve_learning(
+        "0.0.0.0:0", insecure=True, tokens=f"pull {PULL}\npush {PUSH}\nadmin {ADMIN}"
+    )
     foreign = f"{own_address()}:{server.port}"
     push = PushRequest(client="a", sequence=1)
     assert call(foreign, "Push", push, metadata=bearer(PUSH))[0] == "OK"
@@ -167,10 +174,10 @@ def test_with_tokens_the_role_decides(serve: Serve) -> None:
 
 
 def test_a_server_with_tokens_or_on_loopback_does_not_warn(
-    serve: Serve, caplog: pytest.LogCaptureFixture
+    serve_learning: ServeLearning, caplog: pytest.LogCaptureFixture
 ) -> None:
-    serve().close()
-    serve("0.0.0.0:0", insecure=True, tokens=f"pull {PULL}")
+    serve_learning().close()
+    serve_learning("0.0.0.0:0", insecure=True, tokens=f"pull {PULL}")
     assert "token_file" not in caplog.text
 
 
@@ -188,9 +195,9 @@ def audit(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 def test_saves_loads_and_refreshes_are_audited_also_if_they_are_rejected(
-    serve: Serve, audit: Callable[[], list[str]], tmp_path: Path
+    serve_learning: ServeLearning, audit: Callable[[], list[str]], tmp_path: Path
 ) -> None:
-    server = serve(tokens=f"# roles\npull {PULL}\nadmin {ADMIN}")
+    server = serve_learning(tokens=f"# roles\npull {PULL}\nadmin {ADMIN}")
     code, _, metadata = call(server.address, "Save", SnapshotRequest("a"), metadata=bearer(ADMIN))
     [line] = audit()
     assert code == "OK"
@@ -217,9 +224,9 @@ def test_saves_loads_and_refreshes_are_audited_also_if_they_are_rejected(
 
 
 def test_a_request_id_and_a_name_cannot_forge_a_line(
-    serve: Serve, audit: Callable[[], list[str]]
+    serve_learning: ServeLearning, audit: Callable[[], list[str]]
 ) -> None:
-    server = serve()
+    server = serve_learning()
     name = "a\nSave 'b' by nobody: done"
     call(server.address, "Load", SnapshotRequest(name), metadata=(("x-request-id", "i" * 999),))
     [line] = audit()
@@ -228,9 +235,9 @@ def test_a_request_id_and_a_name_cannot_forge_a_line(
 
 
 def test_parts_of_other_shards_are_audited_and_lookups_are_not(
-    serve: Serve, audit: Callable[[], list[str]]
+    serve_learning: ServeLearning, audit: Callable[[], list[str]]
 ) -> None:
-    server = serve()
+    server = serve_learning()
     part = PartRequest("a", token="b" * 32, step=3, shard=0, num_shards=1)
     call(server.address, "SavePart", PartRequest(asks=True, shard=0, num_shards=1))
     call(server.address, "Push", PushRequest(client="a", sequence=1))
@@ -238,3 +245,38 @@ def test_parts_of_other_shards_are_audited_and_lookups_are_not(
     assert audit() == []
     call(server.address, "SavePart", part)
     assert re.match(r"SavePart 'a' by ipv4:\S+: ", audit()[0])
+
+
+def test_refreshes_are_allowed_and_audited_equally_by_both_servers(
+    serve: Serve, tmp_path: Path
+) -> None:
+    own = own_address()
+    server = serve(address="0.0.0.0:0", insecure=True)
+    port = server.address.rpartition(":")[2]
+    for host, expected in ((own, "PERMISSION_DENIED"), ("127.0.0.1", "OK")):
+        assert call(f"{host}:{port}", "Refresh")[0] == expected
+        assert call(f"{host}:{port}", "Describe")[0] == "OK"
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"# roles\npull {PULL}\nadmin {ADMIN}")
+    server = serve(token_file=tokens)
+    code, _, metadata = call(server.address, "Refresh", metadata=bearer(ADMIN))
+    given = bearer(PULL, **{"x-request-id": "i" * 999})
+    assert (code, call(server.address, "Refresh", metadata=given)[0]) == ("OK", "PERMISSION_DENIED")
+    lines = [each for each in server.lines if "Refresh by" in each]
+    assert re.search(
+        r"Refresh by ipv4:127\.0\.0\.1:\d+, admin token of line 3: done after \d\.\d{3} s, request id "
+        rf"'{metadata['x-request-id']}'$",
+        lines[0],
+    )
+    assert re.search(r"Refresh by ipv4:\S+: PERMISSION_DENIED after ", lines[1])
+    assert lines[1].rstrip().endswith(f"request id '{'i' * 64}'")
+
+
+@pytest.mark.parametrize("request_id", [b"a\x01b", b"\xc3\xa9", b"\xff"])
+def test_request_ids_that_grpc_cannot_send_are_replaced(serve: Serve, request_id: bytes) -> None:
+    server = serve()
+    with RawConnection(server.address) as connection:
+        stream = connection.begin(f"/{SERVICE}/Refresh", timeout="9S", request_id=request_id)
+        connection.send(stream, framed_message(b""), is_last=True)
+        assert connection.status(stream, 10) == 0
+    assert call(server.address, "Describe")[0] == "OK"

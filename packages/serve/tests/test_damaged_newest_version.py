@@ -25,6 +25,10 @@ from sparring_serve import (
 )
 from sparring_serve.tables import packed as packed_tables_module
 from sparring_serve.tables.packed import open_packed_tables
+from sparring_serve.wire.messages import SERVICE
+
+from .conftest import Serve
+from .front_ends import ITEM, USER, Folder, call, pull, read_metrics
 
 LONG = ClientConfig(deadline_seconds=9.0)
 KEYS = np.arange(50, dtype=np.int64)
@@ -35,8 +39,8 @@ class Served:
     """A folder of serving snapshots; every element of a row of step s is s."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.out = str(folder / "served")
+        self.path = self.folder = folder
+        self.served = self.out = str(folder / "served")
 
     def publish(self, step: int, base: int | None = None) -> Path:
         run = f"{self.folder}/run/step-{step}"
@@ -107,31 +111,68 @@ def steps(client: LookupClient) -> set[float]:
     "damage", [flip_rows, flip_manifest, remove_rows, remove_base, replace_base]
 )
 def test_the_newest_intact_version_is_served_and_the_rest_is_reported(
-    served: Served, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+    kind: str, open_servers: Serve, served: Served, damage: Callable[[Path], None]
 ) -> None:
     served.publish(1)
     is_over_base = damage in (remove_base, replace_base)
     if is_over_base:
         served.publish(2)
     damage(served.publish(3, base=2 if is_over_base else None))
-    with served.serve() as server, LookupClient(server.address, LONG) as client:
+    server = open_servers(kind, served)
+    with LookupClient(server.address, LONG) as client:
         assert steps(client) == {1}
-        assert "the newest version cannot be served" in caplog.text
+        log = "".join(server.lines)
+        assert "the newest version cannot be served" in log
         # The base that was replaced is a copy of version 1.
         name = "step-2" if damage is replace_base else "step-1"
-        assert f"server.pin={name} serves no other" in caplog.text
-        assert server.metrics.value("refreshes_total", result="refused") == 1
-        assert server.metrics.gauges()["is_behind"] == 1
-        assert client.describe().shards[0].not_fresh == server.service.tables.not_fresh != ""
-        assert server.refresher.refresh().refused
+        assert f"server.pin={name} serves no other" in log
+        counted = read_metrics(server)
+        assert counted['refreshes_total{result="refused"}'] == 1
+        assert counted["is_behind"] == 1
+        assert client.describe().shards[0].not_fresh in log
+        assert client.describe().shards[0].not_fresh
+        assert server.refresh().refused
         served.publish(4)
-        assert server.refresher.refresh().is_new
+        assert server.refresh().is_new
         assert steps(client) == {4}
-        assert server.metrics.gauges()["is_behind"] == 0
+        assert read_metrics(server)["is_behind"] == 0
         assert client.describe().shards[0].not_fresh == ""
         served.publish(5)
-        assert server.refresher.refresh().is_new
+        assert server.refresh().is_new
         assert steps(client) == {5}
+
+
+def test_a_damaged_newer_version_is_rejected_until_a_newer_one_arrives(
+    kind: str, open_servers: Serve, served: Served
+) -> None:
+    served.publish(1)
+    server = open_servers(kind, served)
+    assert read_metrics(server)["is_behind"] == 0
+    flip_rows(served.publish(2))
+    refused = server.refresh().refused
+    with LookupClient(server.address, LONG) as client:
+        assert "step-2" in refused
+        assert client.describe().shards[0].not_fresh == refused
+        assert steps(client) == {1}
+        assert read_metrics(server)["is_behind"] == 1
+        served.publish(3)
+        assert server.refresh().is_new
+        assert steps(client) == {3}
+
+
+def test_other_tables_are_rejected_after_a_damaged_version(serve: Serve, folder: Folder) -> None:
+    manifest = folder.publish(2) / "manifest.json"
+    manifest.chmod(0o644)
+    manifest.write_bytes(manifest.read_bytes()[:-2])
+    server = serve()
+    folder.publish(3, tables=(ITEM, USER, TableConfig("zone", 3)))
+    refused = server.refresh().refused
+    assert refused == (
+        "serving snapshot step-3 has the tables item, user, zone, but item, user are served; restart "
+        "the server"
+    )
+    assert call(server.address, f"{SERVICE}/Pull", pull(("zone", [1])))[0] == "NOT_FOUND"
+    assert call(server.address, f"{SERVICE}/Pull", pull(("item", [1])))[0] == "OK"
 
 
 def test_a_repaired_version_is_served_after_a_minute(
@@ -156,16 +197,6 @@ def test_a_repaired_version_is_served_after_a_minute(
         monkeypatch.setattr(packed_tables_module, "_RETRY_SECONDS", 0)
         assert server.refresher.refresh().is_new
         assert steps(client) == {2}
-
-
-def test_a_later_rejection_is_also_not_fresh(served: Served) -> None:
-    served.publish(1)
-    with served.serve() as server:
-        assert server.metrics.gauges()["is_behind"] == 0
-        flip_rows(served.publish(2))
-        assert server.refresher.refresh().refused
-        assert server.metrics.gauges()["is_behind"] == 1
-        assert "step-2" in server.service.tables.not_fresh
 
 
 def test_a_pinned_version_that_is_damaged_is_an_error_that_names_server_pin(

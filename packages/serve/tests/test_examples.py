@@ -7,20 +7,21 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sparring.adapter import initial_rows
-from sparring.contracts import TableConfig, partition
-from sparring_serve import LookupServer, ServerConfig, ServingConfig, ShardPosition, ShardReplicas
-from sparring_serve.testing import MemoryTables
+from sparring.contracts import partition
+from sparring_serve import ClientConfig, LookupClient, ShardPosition, ShardReplicas
+
+from .conftest import NATIVE, Serve
+from .front_ends import ITEM
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NODE = shutil.which("node")
-ITEM = TableConfig("item", 4, seed=3)
+LONG = ClientConfig(deadline_seconds=20)
 IDS = [7, -1, 99, 0, 2**63 - 1, -(2**63)]
 TOKEN = "0123456789abcdef-of-a-client"
 
@@ -45,20 +46,18 @@ def run(command: list[str], *arguments: str, token: str = "") -> subprocess.Comp
     )  # fmt: skip
 
 
-def serve(shard: int = 0, num_shards: int = 1, **server: object) -> LookupServer:
-    tables = MemoryTables([ITEM], {"item": {key: [1, key, -key, 0.5] for key in range(100)}})
-    config = ServingConfig(server=ServerConfig(poll_seconds=3600, **server))
-    position = ShardPosition(ShardReplicas((("a:1",),) * num_shards), shard)
-    return LookupServer(tables, config, position, "127.0.0.1:0")
-
-
-@pytest.mark.parametrize("num_shards", [1, 3])
-def test_a_client_of_the_examples_pulls_rows(command: list[str], num_shards: int) -> None:
-    with ExitStack() as closing:
-        servers = [closing.enter_context(serve(each, num_shards)) for each in range(num_shards)]
-        addresses = ",".join(each.address for each in servers)
-        ran = run(command, addresses, "item", *map(str, IDS))
-        refused = run(command, addresses, "itm", "7")
+@pytest.mark.parametrize(
+    ("kind", "num_shards"),
+    [("python", 1), ("python", 3), pytest.param(*NATIVE.values, 3, marks=NATIVE.marks)],
+)
+def test_a_client_of_the_examples_pulls_rows(
+    command: list[str], serve: Serve, num_shards: int
+) -> None:
+    shards = ShardReplicas((("a:1",),) * num_shards)
+    servers = [serve(ShardPosition(shards, each)) for each in range(num_shards)]
+    addresses = ",".join(each.address for each in servers)
+    ran = run(command, addresses, "item", *map(str, IDS))
+    refused = run(command, addresses, "itm", "7")
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     expected = initial_rows(np.array(IDS), ITEM)
@@ -66,9 +65,9 @@ def test_a_client_of_the_examples_pulls_rows(command: list[str], num_shards: int
         expected[place] = [1, IDS[place], -IDS[place], 0.5]
     assert np.array_equal(np.array(found["rows"], np.float32), expected)
     assert found["found"] == [True, False, True, True, False, False]
-    assert found["versions"] == [f"{1:032x}"]
+    with LookupClient([[each.address] for each in servers], LONG) as client:
+        assert found["versions"] == [client.pull({"item": [7]}).versions[0].hash]
     assert found["partitions"] == partition(np.array(IDS)).tolist()
-    shards = ShardReplicas((("a:1",),) * num_shards)
     assert found["shards"] == shards.shard_of(np.array(IDS)).tolist()
     assert num_shards == 1 or set(found["shards"]) == {0, 1, 2}
     assert refused.returncode == 1
@@ -76,13 +75,16 @@ def test_a_client_of_the_examples_pulls_rows(command: list[str], num_shards: int
     assert "table 'itm'" in refused.stderr
 
 
-def test_a_client_of_the_examples_sends_its_token(command: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["python"])
+def test_a_client_of_the_examples_sends_its_token(
+    command: list[str], serve: Serve, tmp_path: Path
+) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"pull {TOKEN}\n")
     tokens.chmod(0o600)
-    with serve(token_file=tokens) as server:
-        allowed = run(command, server.address, "item", "7", token=TOKEN)
-        refused = run(command, server.address, "item", "7")
+    server = serve(token_file=tokens)
+    allowed = run(command, server.address, "item", "7", token=TOKEN)
+    refused = run(command, server.address, "item", "7")
     assert allowed.returncode == 0, allowed.stderr
     assert json.loads(allowed.stdout)["found"] == [True]
     assert refused.returncode == 1

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sparring_serve import LookupService, ShardPosition, ShardReplicas
-from sparring_serve.inference import infer, model_metadata, model_ready
+from sparring_serve import LookupService, ShardPosition, ShardReplicas, inference
 from sparring_serve.limits import Limits
 from sparring_serve.status import Status, StatusError
 from sparring_serve.testing import MemoryTables
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.open_inference import (
+    INFERENCE,
     InferParameter,
     InferParameterEntry,
     InferReply,
@@ -26,7 +28,8 @@ from sparring_serve.wire.open_inference import (
     TensorContents,
 )
 
-from .conftest import rows_of_step
+from .conftest import ITEM, USER, rows_of_step
+from .front_ends import Folder, call, open_front_end
 
 PLACES = ("request", "input", "output")
 IDS = np.array([7, -1], np.int64)
@@ -49,9 +52,55 @@ def request_with(position: str, *parameters: InferParameterEntry) -> InferReques
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Infer:
+    """Answers requests from two versions."""
+
+    answer: Callable[[bytes], bytes]
+    oldest: str
+    """The hash of the older version."""
+
+    def __call__(self, request: InferRequest | bytes) -> InferReply:
+        content = request if isinstance(request, bytes) else encode(request)
+        return decode(InferReply, self.answer(content))
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Infer]:
+    """The native server."""
+    folder = Folder(tmp_path_factory.mktemp("native"))
+    tables = {each: rows_of_step(1)[each.name] for each in (ITEM, USER)}
+    folder.publish_rows(tables)
+    with open_front_end("native", folder) as server:
+        folder.publish_rows({each: rows_of_step(2)[each.name] for each in tables}, 2)
+        assert server.refresh().is_new
+
+        def answer(content: bytes) -> bytes:
+            code, message, _, reply = call(server.address, f"{INFERENCE}/ModelInfer", content)
+            if code != "OK":
+                raise StatusError(Status(code), message, reason="")
+            return reply
+
+        content = call(server.address, f"{INFERENCE}/ModelMetadata", ModelRequest("item"))[3]
+        yield Infer(answer, decode(ModelMetadata, content).versions[1])
+
+
+@pytest.fixture
+def infer(kind: str, request: pytest.FixtureRequest) -> Infer:
+    """The service in Python, or the native server."""
+    if kind == "native":
+        found: Infer = request.getfixturevalue("native")
+        return found
+    tables, service = map(request.getfixturevalue, ("tables", "service"))
+    oldest = tables.versions()[0].hash
+    tables.publish(2, rows_of_step(2))
+    tables.refresh()
+    return Infer(lambda content: inference.infer(service, content, 10.0), oldest)
+
+
 def answer_of(service: LookupService, request: InferRequest | bytes) -> InferReply:
     content = request if isinstance(request, bytes) else encode(request)
-    return decode(InferReply, infer(service, content, 10.0))
+    return decode(InferReply, inference.infer(service, content, 10.0))
 
 
 # Each parameter of Triton and KServe: place, value without a meaning, other values, advice.
@@ -87,21 +136,20 @@ PARAMETERS = [
 
 @pytest.mark.parametrize(("position", "name", "default", "others", "advice"), PARAMETERS)
 def test_a_parameter_without_effect_is_rejected_unless_it_has_its_default(
-    service: LookupService, position: str, name: str, default: Any, others: list[Any], advice: str
+    infer: Infer, position: str, name: str, default: Any, others: list[Any], advice: str
 ) -> None:
     if default is not ...:
-        answer = answer_of(service, request_with(position, parameter(name, default)))
+        answer = infer(request_with(position, parameter(name, default)))
         assert bytes(answer.raw_output_contents[0]) == b"\x01\x00"
     for value in others:
         with pytest.raises(StatusError) as caught:
-            answer_of(service, request_with(position, parameter(name, value)))
+            infer(request_with(position, parameter(name, value)))
         message = str(caught.value)
         assert caught.value.status is Status.INVALID_ARGUMENT
         shown = f"parameter {name!r} of {'the request' if position == 'request' else position}"
         assert message.startswith(f"model 'item': {shown}")
         assert f"is {value or 0!r}, expected " in message
         assert advice in message
-    assert service.metrics.value("rejected_total", reason="parameter") == len(others)
 
 
 def test_a_reply_is_limited_by_its_bytes(tables: MemoryTables) -> None:
@@ -119,12 +167,18 @@ def test_a_reply_is_limited_by_its_bytes(tables: MemoryTables) -> None:
     assert caught.value.reason == "max_bytes"
 
 
-def test_uint64_parameters_are_read(service: LookupService) -> None:
+def test_rejected_parameters_are_counted(service: LookupService) -> None:
+    with pytest.raises(StatusError):
+        answer_of(service, request_with("request", parameter("priority", 1)))
+    assert service.metrics.value("rejected_total", reason="parameter") == 1
+
+
+def test_uint64_parameters_are_read(infer: Infer) -> None:
     entry = InferParameterEntry("priority", InferParameter(uint64_param=5))
     with pytest.raises(
         StatusError, match="parameter 'priority' of the request is 5, expected 0; calls"
     ):
-        answer_of(service, request_with("request", entry))
+        infer(request_with("request", entry))
 
 
 def test_bugs_count_as_internal_errors(
@@ -140,29 +194,24 @@ def test_bugs_count_as_internal_errors(
     assert service.metrics.value("pulls_total", code="OK") == 0
 
 
-def test_every_field_of_a_request_has_an_effect(
-    tables: MemoryTables, service: LookupService
-) -> None:
-    first = tables.versions()[0].hash
-    tables.publish(2, rows_of_step(2))
-    tables.refresh()
+def test_every_field_of_a_request_has_an_effect(infer: Infer) -> None:
     raw = InferTensor("ids", "INT64", (2, 1))
     whole = {"inputs": (raw,), "raw_input_contents": (IDS.tobytes(),)}
-    plain = answer_of(service, InferRequest("item", **whole))
+    plain = infer(InferRequest("item", **whole))
     assert [(each.name, each.datatype, each.shape) for each in plain.outputs] == [
         ("rows", "FP32", (2, 1, 4)),
         ("found", "BOOL", (2, 1)),
     ]
     assert np.frombuffer(plain.raw_output_contents[0], np.float32)[0] == 2
-    assert answer_of(service, InferRequest("user", **whole)).outputs[0].shape == (2, 1, 2)
-    older = answer_of(service, InferRequest("item", first, **whole))
-    assert older.model_version == first
+    assert infer(InferRequest("user", **whole)).outputs[0].shape == (2, 1, 2)
+    older = infer(InferRequest("item", infer.oldest, **whole))
+    assert older.model_version == infer.oldest
     assert np.frombuffer(older.raw_output_contents[0], np.float32)[0] == 1
-    assert answer_of(service, InferRequest("item", id="call 7", **whole)).id == "call 7"
+    assert infer(InferRequest("item", id="call 7", **whole)).id == "call 7"
     typed = InferTensor("ids", "INT64", (2, 1), TensorContents((7, -1)))
-    assert answer_of(service, InferRequest("item", inputs=(typed,))) == plain
+    assert infer(InferRequest("item", inputs=(typed,))) == plain
     turned = (RequestedOutput("found"), RequestedOutput("rows"))
-    answer = answer_of(service, InferRequest("item", outputs=turned, **whole))
+    answer = infer(InferRequest("item", outputs=turned, **whole))
     assert answer.raw_output_contents == plain.raw_output_contents[::-1]
 
 
@@ -186,16 +235,16 @@ WHOLE: dict[str, Any] = {
     ],
 )
 def test_contradictory_requests_are_rejected(
-    service: LookupService, fields: dict[str, Any], said: str
+    infer: Infer, fields: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(StatusError, match=said) as caught:
-        answer_of(service, InferRequest("item", **{**WHOLE, **fields}))
+        infer(InferRequest("item", **{**WHOLE, **fields}))
     assert caught.value.status is Status.INVALID_ARGUMENT
 
 
 # Contents of other types, of one byte: bool 1, int 2, uint 4, uint64 5, fp32 6, fp64 7, bytes 8.
 @pytest.mark.parametrize("number", [1, 2, 4, 5, 6, 7, 8])
-def test_contents_of_another_type_are_rejected(service: LookupService, number: int) -> None:
+def test_contents_of_another_type_are_rejected(infer: Infer, number: int) -> None:
     contents = bytes([number << 3 | 2, 1, 1])
     tensor = encode(WHOLE["inputs"][0]) + bytes([5 << 3 | 2, len(contents)]) + contents
     content = (
@@ -206,15 +255,15 @@ def test_contents_of_another_type_are_rejected(service: LookupService, number: i
     with pytest.raises(
         StatusError, match=f"invalid TensorContents: field {number} is not supported"
     ) as info:
-        answer_of(service, content)
+        infer(content)
     assert info.value.status is Status.INVALID_ARGUMENT
 
 
-def test_fields_that_the_protocol_may_get_later_are_rejected(service: LookupService) -> None:
+def test_fields_that_the_protocol_may_get_later_are_rejected(infer: Infer) -> None:
     with pytest.raises(
         StatusError, match="field 15 is not supported; supported fields: 1 model_name, 2 model_"
     ):
-        answer_of(service, encode(InferRequest("item", **WHOLE)) + bytes([15 << 3, 1]))
+        infer(encode(InferRequest("item", **WHOLE)) + bytes([15 << 3, 1]))
 
 
 def test_the_version_of_a_model_counts_for_its_readiness_and_metadata(
@@ -223,10 +272,12 @@ def test_the_version_of_a_model_counts_for_its_readiness_and_metadata(
     kept = tables.versions()[0].hash
     for version, is_ready in (("", True), (kept, True), ("1", False)):
         content = encode(ModelRequest("item", version))
-        assert decode(Ready, model_ready(service, content)).ready is is_ready
+        assert decode(Ready, inference.model_ready(service, content)).ready is is_ready
         if is_ready:
-            assert decode(ModelMetadata, model_metadata(service, content)).versions == (kept,)
+            assert decode(ModelMetadata, inference.model_metadata(service, content)).versions == (
+                kept,
+            )
             continue
         with pytest.raises(StatusError, match="version '1' is not kept") as caught:
-            model_metadata(service, content)
+            inference.model_metadata(service, content)
         assert caught.value.status is Status.NOT_FOUND

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 
 import pytest
 
-from sparring.contracts import TableConfig
-from sparring_serve import LookupServer, ServerConfig, ServingConfig, ShardPosition, ShardReplicas
-from sparring_serve.testing import MemoryTables
+from sparring_serve import ShardPosition, ShardReplicas
+
+from .conftest import NATIVE
+from .front_ends import ITEM, Folder, open_front_end
 
 PYTHON = os.environ.get("SPARRING_SERVE_PEERS_PYTHON")
 TENSORFLOW_PYTHON = os.environ.get("SPARRING_SERVE_TENSORFLOW_PYTHON")
@@ -25,17 +28,15 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 
 
 @contextmanager
-def served_here() -> Iterator[str]:
-    rows = {"item": {key: [1, key, -key, 0.5] for key in range(100)}}
-    tables = MemoryTables([TableConfig("item", 4)], rows)
+def served_here(folder: Folder, kind: str = "python") -> Iterator[str]:
+    folder.publish(1, tables=[ITEM])
     position = ShardPosition(ShardReplicas((("a:1", "b:1"),), number=7))
-    config = ServingConfig(server=ServerConfig(poll_seconds=3600))
-    with LookupServer(tables, config, position, "127.0.0.1:0") as server:
+    with open_front_end(kind, folder, position) as server:
         yield server.address
 
 
 @contextmanager
-def served_with_tensorflow() -> Iterator[str]:
+def served_with_tensorflow(_: Folder) -> Iterator[str]:
     """The same from an environment with TensorFlow 2.16 and the protobuf that it pins."""
     if TENSORFLOW_PYTHON is None:
         pytest.skip(
@@ -61,12 +62,19 @@ def served_with_tensorflow() -> Iterator[str]:
     reason="SPARRING_SERVE_PEERS_PYTHON names no Python with grpcio-tools, grpcio-health-checking and "
     "tritonclient[grpc]; nox -s serving_peers makes one",
 )
-@pytest.mark.parametrize("served", [served_here, served_with_tensorflow])
+@pytest.mark.parametrize(
+    "served",
+    [
+        served_here,
+        pytest.param(partial(served_here, kind="native"), marks=NATIVE.marks, id="native"),
+        served_with_tensorflow,
+    ],
+)
 def test_generated_code_health_probes_and_tritonclient_work_with_the_service(
-    served: Callable[[], AbstractContextManager[str]],
+    served: Callable[[Folder], AbstractContextManager[str]], tmp_path: Path
 ) -> None:
     with (
-        served() as address,
+        served(Folder(tmp_path)) as address,
         as_file(files("sparring_serve.wire") / "lookup.proto") as proto,
     ):
         ran = subprocess.run(
@@ -75,8 +83,9 @@ def test_generated_code_health_probes_and_tritonclient_work_with_the_service(
         )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
-    version = f"{1:032x}"
-    assert found.pop("age_seconds") > 1e9  # of a version of 1970
+    version = found["refreshed"][0]
+    assert re.fullmatch("[0-9a-f]{32}", version)
+    assert found.pop("age_seconds") >= 0
     assert found == {
         "rows": [[1, 7, -7, 0.5], [0, 0, 0, 0], [1, 99, -99, 0.5], [0, 0, 0, 0]],
         "found": [True, False, True, False],

@@ -52,6 +52,9 @@ pytest.importorskip("sparring_packed")
 from sparring_packed import read_manifest
 from sparring_serve.tables.packed import open_packed_tables
 
+from .conftest import NATIVE, Serve
+from .front_ends import FrontEnd, open_front_end, read_metrics
+
 ITEM, USER = TableConfig("item", 4, seed=3), TableConfig("user", 8)
 KEYS = np.arange(500, dtype=np.int64)
 
@@ -63,6 +66,7 @@ class Run:
     """
 
     def __init__(self, folder: Path) -> None:
+        self.path = folder
         self.url, self.out = str(folder / "runs"), str(folder / "served")
         self.container = StepContainer()
         for table in (ITEM, USER):
@@ -87,6 +91,10 @@ class Run:
     def publish(self, *, full_every: int = 16, keep: int = 3, **quantize: str) -> Any:
         return publish_newest(self.url, self.out, PublisherOptions(quantize, full_every, keep))
 
+    @property
+    def served(self) -> str:
+        return self.out
+
     def config(self, **server: Any) -> ServingConfig:
         return ServingConfig(
             snapshots=self.out, server=ServerConfig(**{"poll_seconds": 3600, **server})
@@ -104,9 +112,16 @@ LONG = ClientConfig(deadline_seconds=9.0)
 ONE = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
 
 
-def serve(run: Run, position: ShardPosition = ONE, **server: Any) -> LookupServer:
+def serve_here(run: Run, position: ShardPosition = ONE, **server: Any) -> LookupServer:
+    """Starts a server in Python, for tests of its objects."""
     config = run.config(**server)
     return LookupServer(open_packed_tables(config, position), config, position, "127.0.0.1:0")
+
+
+@pytest.fixture
+def serve(kind: str, run: Run) -> Callable[..., FrontEnd]:
+    """Starts servers of one kind over the published snapshots of `run`."""
+    return lambda position=ONE, **server: open_front_end(kind, run, position, **server)
 
 
 def check(rows: np.ndarray, keys: np.ndarray, step: int) -> None:
@@ -114,12 +129,12 @@ def check(rows: np.ndarray, keys: np.ndarray, step: int) -> None:
     assert (np.delete(rows, 1, axis=1) == step).all()
 
 
-def test_a_save_of_a_run_is_served_bit_for_bit(run: Run) -> None:
+def test_a_save_of_a_run_is_served_bit_for_bit(run: Run, serve: Serve) -> None:
     run.save()
     published = run.publish()
     assert not published.is_delta
     ids = np.array([7, -1, 499, 500, 7, -(2**63)])
-    with serve(run) as server, LookupClient(server.address, LONG) as client:
+    with serve() as server, LookupClient(server.address, LONG) as client:
         answer = client.pull({"item": ids, "user": ids})
     for table in ("item", "user"):
         trained = run.container.lookup(table, ids)
@@ -134,14 +149,14 @@ def test_a_save_of_a_run_is_served_bit_for_bit(run: Run) -> None:
     assert answer.age_seconds < 600
 
 
-def test_a_delta_is_loaded_while_the_server_answers(run: Run) -> None:
+def test_a_delta_is_loaded_while_the_server_answers(run: Run, serve: Serve) -> None:
     run.save()
     run.publish()
-    with serve(run) as server, LookupClient(server.address, LONG) as client:
+    with serve() as server, LookupClient(server.address, LONG) as client:
         old = client.pull({"item": KEYS}).versions[0].hash
         run.save(KEYS[100:200], erased=[0, 1], is_delta=True)
         assert run.publish().is_delta
-        assert server.refresher.refresh().is_new
+        assert server.refresh().is_new
         answer = client.pull({"item": KEYS})
         check(answer.rows["item"][100:200], KEYS[100:200], 2)
         check(answer.rows["item"][200:], KEYS[200:], 1)
@@ -150,14 +165,16 @@ def test_a_delta_is_loaded_while_the_server_answers(run: Run) -> None:
         before = client.pull({"item": KEYS}, version=old)
         check(before.rows["item"], KEYS, 1)
         assert before.versions[0].hash == old
-        assert server.service.tables.gauges()["layers"] == 2
-        assert server.metrics.gauges()["version_step"] == server.service.tables.versions()[0].step
+        counted = read_metrics(server)
+        assert (counted["layers"], counted["version_step"]) == (2, 2)
 
 
-def test_a_damaged_delta_is_rejected_and_the_next_full_snapshot_is_served(run: Run) -> None:
+def test_a_damaged_delta_is_rejected_and_the_next_full_snapshot_is_served(
+    run: Run, serve: Serve
+) -> None:
     run.save()
     run.publish()
-    with serve(run) as server, LookupClient(server.address, LONG) as client:
+    with serve() as server, LookupClient(server.address, LONG) as client:
         run.save(KEYS[:9], is_delta=True)
         run.publish()
         # The last bytes of a file are of rows.
@@ -166,19 +183,19 @@ def test_a_damaged_delta_is_rejected_and_the_next_full_snapshot_is_served(run: R
         content[-1] ^= 1
         path.chmod(0o644)
         path.write_bytes(content)
-        assert "damaged" in server.refresher.refresh().refused
+        assert "damaged" in server.refresh().refused
         check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
-        assert server.metrics.value("refreshes_total", result="refused") == 1
+        assert read_metrics(server)['refreshes_total{result="refused"}'] == 1
         run.save()
         assert not run.publish().is_delta
-        assert server.refresher.refresh().is_new
+        assert server.refresh().is_new
         check(client.pull({"item": KEYS}).rows["item"], KEYS, 3)
 
 
-def test_pulls_see_one_version_while_versions_arrive(run: Run) -> None:
+def test_pulls_see_one_version_while_versions_arrive(run: Run, serve: Serve) -> None:
     run.save()
     run.publish()
-    with serve(run) as server, LookupClient(server.address, LONG) as client:
+    with serve() as server, LookupClient(server.address, LONG) as client:
         seen, failures, done = [], [], threading.Event()
 
         def ask() -> None:
@@ -200,7 +217,7 @@ def test_pulls_see_one_version_while_versions_arrive(run: Run) -> None:
         for _ in range(6):
             run.save(is_delta=True)
             run.publish(full_every=3)
-            assert server.refresher.refresh().is_new
+            assert server.refresh().is_new
         while not failures and 7 not in seen:
             time.sleep(0.01)
         done.set()
@@ -210,12 +227,12 @@ def test_pulls_see_one_version_while_versions_arrive(run: Run) -> None:
     assert set(seen) >= {7}
 
 
-def test_int8_rows_are_sent_as_stored(run: Run) -> None:
+def test_int8_rows_are_sent_as_stored(run: Run, serve: Serve) -> None:
     run.save()
     error = run.publish(item="int8").written.relative_error
     assert 0 < error["item"] < 0.01
     assert error["user"] == 0
-    with serve(run) as server:
+    with serve() as server:
         wide = ClientConfig(deadline_seconds=9.0, row_dtype="float32")
         with LookupClient(server.address, wide) as client:
             stored = client.pull({"item": KEYS}).rows["item"]
@@ -243,7 +260,7 @@ def test_rows_are_read_into_the_reply(
     ids = np.append(KEYS, [-5, 2**40])
     tables = (TableIds("user", ids[:9].tobytes()), TableIds("item", ids.tobytes()))
     monkeypatch.setattr("sparring_serve.service.IN_PLACE_BYTES", 0)
-    with serve(run) as server:
+    with serve_here(run) as server:
         service = server.service
         service.clock = lambda: 2e9
         requests = [
@@ -261,31 +278,31 @@ def test_rows_are_read_into_the_reply(
         assert [replace(decode(PullReply, each), padding=b"") for each in in_place] == copied
 
 
-def test_shards_map_only_their_partitions(run: Run) -> None:
+def test_shards_map_only_their_partitions(run: Run, serve: Serve) -> None:
     run.save()
     run.publish()
     shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
     with (
-        serve(run, ShardPosition(shards, 0)) as first,
-        serve(run, ShardPosition(shards, 1)) as second,
+        serve(ShardPosition(shards, 0)) as first,
+        serve(ShardPosition(shards, 1)) as second,
     ):
         with LookupClient([[first.address], [second.address]], LONG) as client:
             check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
         with (
-            LookupClient(first.address, LONG) as client,
+            LookupClient(first.address, ClientConfig(deadline_seconds=1.0)) as client,
             pytest.raises(ReplicasFailedError, match=r"shard 1: no replica replied .127.0.0.1:1"),
         ):
             # The client loads the map of the server, which has other addresses.
             client.pull({"item": KEYS})
 
 
-def test_a_scan_returns_each_row_of_one_version_once_over_shards(run: Run) -> None:
+def test_a_scan_returns_each_row_of_one_version_once_over_shards(run: Run, serve: Serve) -> None:
     run.save()
     run.publish()
     shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
     with (
-        serve(run, ShardPosition(shards, 0)) as first,
-        serve(run, ShardPosition(shards, 1)) as second,
+        serve(ShardPosition(shards, 0)) as first,
+        serve(ShardPosition(shards, 1)) as second,
         LookupClient([[first.address], [second.address]], LONG) as client,
     ):
         chunks = client.scan("item", chunk_rows=64)
@@ -294,7 +311,7 @@ def test_a_scan_returns_each_row_of_one_version_once_over_shards(run: Run) -> No
         run.save(KEYS[:50], erased=[60], is_delta=True)
         assert run.publish().is_delta
         for server in (first, second):
-            assert server.refresher.refresh().is_new
+            assert server.refresh().is_new
         seen += chunks
         assert max(len(keys) for keys, _ in seen) <= 64
         keys, rows = (np.concatenate(each) for each in zip(*seen, strict=True))
@@ -312,7 +329,7 @@ def test_a_scan_returns_each_row_of_one_version_once_over_shards(run: Run) -> No
             run.save()
             run.publish()
             for server in (first, second):
-                assert server.refresher.refresh().is_new
+                assert server.refresh().is_new
         with pytest.raises(VersionGoneError, match="is no longer kept; start again"):
             list(begun)
         with pytest.raises(InvalidArgumentError, match="chunk_rows must be a whole number"):
@@ -321,14 +338,14 @@ def test_a_scan_returns_each_row_of_one_version_once_over_shards(run: Run) -> No
             next(client.scan("itm"))
 
 
-def test_recommendations_are_from_all_shards_of_packed_files(run: Run) -> None:
+def test_recommendations_are_from_all_shards_of_packed_files(run: Run, serve: Serve) -> None:
     run.save()
     run.publish(item="int8")
     shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
     axis = np.array([[0, 1, 0, 0], [0, -1, 0, 0]], np.float32)
     with (
-        serve(run, ShardPosition(shards, 0)) as first,
-        serve(run, ShardPosition(shards, 1)) as second,
+        serve(ShardPosition(shards, 0)) as first,
+        serve(ShardPosition(shards, 1)) as second,
         LookupClient([[first.address], [second.address]], LONG) as client,
     ):
         found = client.recommend("item", axis, 3, exclude=[[499], []])
@@ -337,7 +354,7 @@ def test_recommendations_are_from_all_shards_of_packed_files(run: Run) -> None:
         run.save(KEYS[-2:], erased=[498], is_delta=True)
         assert run.publish(item="int8").is_delta
         for server in (first, second):
-            assert server.refresher.refresh().is_new
+            assert server.refresh().is_new
         client.describe()
         assert client.recommend("item", axis[:1], 3).keys.tolist() == [[499, 497, 496]]
 
@@ -347,15 +364,15 @@ def test_a_pinned_version_is_kept(run: Run) -> None:
     run.publish()
     run.save()
     run.publish()
-    with serve(run, pin="step-001") as server, LookupClient(server.address, LONG) as client:
+    with serve_here(run, pin="step-001") as server, LookupClient(server.address, LONG) as client:
         check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
     with pytest.raises(InvalidArgumentError, match="must be the name of a folder"):
-        serve(run, pin="../runs")
+        serve_here(run, pin="../runs")
 
 
 def test_a_folder_without_a_version_names_the_command(run: Run) -> None:
     with pytest.raises(SnapshotError, match=r"sparring publish RUN .*/served"):
-        serve(run)
+        serve_here(run)
 
 
 def test_published_snapshots_are_removed_when_newer_ones_arrive(run: Run) -> None:
@@ -372,7 +389,7 @@ def test_published_snapshots_are_removed_when_newer_ones_arrive(run: Run) -> Non
             each.name for each in Path(run.out).iterdir() if not each.name.startswith(".")
         )
         assert f"step-{run.step:03d}" in names
-        with serve(run) as server:
+        with serve_here(run) as server:
             assert server.service.tables.versions()[0].hash == published.written.hash
     assert kinds == [True, True, False, True, True]
     # Each version with its base, the newest first.
@@ -391,7 +408,7 @@ def test_a_full_snapshot_is_due_when_deltas_have_grown(run: Run) -> None:
         assert published is not None
         kinds.append(published.is_delta)
     assert kinds == [True, True, False, True]
-    with serve(run) as server, LookupClient(server.address, LONG) as client:
+    with serve_here(run) as server, LookupClient(server.address, LONG) as client:
         answer = client.pull({"item": KEYS})
         check(answer.rows["item"][100:200], KEYS[100:200], 5)
         assert answer.found["item"].tolist() == [False] * 4 + [True] * 496
@@ -451,7 +468,7 @@ def test_the_commands_report_their_results(run: Run, capsys: pytest.CaptureFixtu
     assert main(["publish", run.url, "--output", run.out, "--quantize", "item=int8"]) == 0
     assert main(["publish", run.url, "--output", run.out, "--quantize", "item="]) == 2
     assert "must be TABLE=DTYPE" in capsys.readouterr().err
-    with serve(run) as server:
+    with serve_here(run) as server:
         assert main(["lookup", server.address, "item", "7", "-1", "--json"]) == 0
         line = json.loads(capsys.readouterr().out)
         assert line["found"] == [True, False]
@@ -500,11 +517,13 @@ StartReplica = Callable[..., Replica]
 
 
 @pytest.fixture
-def start_replica(run: Run, tmp_path: Path) -> Iterator[StartReplica]:
+def start_replica(kind: str, run: Run, tmp_path: Path) -> Iterator[StartReplica]:
+    """Starts servers of one kind."""
     run.save()
     run.publish()
     config = tmp_path / "serving.yaml"
-    config.write_text(f"snapshots: {run.out}\nserver: {{poll_seconds: 0.05, threads: 2}}\n")
+    options = f"{{poll_seconds: 0.05, threads: 2, front_end: {kind}}}"
+    config.write_text(f"snapshots: {run.out}\nserver: {options}\n")
     started: list[Replica] = []
 
     def start(*options: str) -> Replica:
@@ -517,6 +536,13 @@ def start_replica(run: Run, tmp_path: Path) -> Iterator[StartReplica]:
             each.end()
 
 
+# Python's servers take seconds to start again.
+KINDS_OF_PROCESSES = pytest.mark.parametrize(
+    "kind", [NATIVE, pytest.param("python", marks=pytest.mark.long)]
+)
+
+
+@KINDS_OF_PROCESSES
 def test_a_killed_or_stopped_replica_is_not_noticed(start_replica: StartReplica) -> None:
     replicas = [start_replica(), start_replica()]
     assert all("item (500 rows)" in each.ready for each in replicas)
@@ -537,6 +563,7 @@ def test_a_killed_or_stopped_replica_is_not_noticed(start_replica: StartReplica)
                     probe.pull({"item": [1]})
 
 
+@KINDS_OF_PROCESSES
 def test_a_shard_without_replicas_is_reported_within_the_deadline(
     start_replica: StartReplica,
 ) -> None:
@@ -589,14 +616,13 @@ def check_stale_or_initial(client: LookupClient) -> None:
     assert np.array_equal(answer.rows["user"], initial_rows(unseen, USER))
 
 
-@pytest.mark.parametrize("front_end", ["python", "auto"])
 def test_a_server_stops_on_sigterm_and_loads_newer_versions_by_itself(
-    run: Run, start_replica: StartReplica, front_end: str
+    run: Run, start_replica: StartReplica
 ) -> None:
     run.save(KEYS[:9], is_delta=True)
     run.publish()
     # Two processes on one port.
-    replica = start_replica(f"server.front_end={front_end}", "--workers", "2")
+    replica = start_replica("--workers", "2")
     assert "item (at most 509 rows)" in replica.ready
     with LookupClient(replica.address, LONG) as client:
         client.pull({"item": KEYS})
@@ -634,7 +660,7 @@ def test_another_dtype_publishes_the_newest_snapshot_again(
             continue
         assert not published.is_delta
         names.append(published.written.url.rpartition("/")[2])
-        with serve(run) as server, LookupClient(server.address, LONG) as client:
+        with serve_here(run) as server, LookupClient(server.address, LONG) as client:
             assert server.service.tables.versions()[0].hash == published.written.hash
             assert client.pull({"item": KEYS}).found["item"].all()
         dtypes.append(read_manifest(published.written.url).tables[0].dtype)
@@ -642,7 +668,7 @@ def test_another_dtype_publishes_the_newest_snapshot_again(
     assert dtypes == ["fp32", "int8", "fp16", "int8"]
     assert "published with table 'item' as fp16, not int8" in caplog.text
     assert "restart them" in caplog.text
-    with serve(run) as server:
+    with serve_here(run) as server:
         again = run.publish(keep=9, user="bf16")
         assert "open tables are item (dim 4, int8), user (dim 8, fp32); close" in (
             server.refresher.refresh().refused
@@ -713,30 +739,30 @@ def test_a_serving_process_keeps_its_pages() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_a_newer_version_is_warmed_up_with_recently_requested_ids(run: Run) -> None:
+def test_a_newer_version_is_warmed_up_with_recently_requested_ids(run: Run, serve: Serve) -> None:
     run.save()
     run.publish()
     with (
-        serve(run, verify="open", warm_up_seconds=60) as server,
+        serve(verify="open", warm_up_seconds=60) as server,
         LookupClient(server.address, LONG) as client,
     ):
         for _ in range(3):
             client.pull({"item": KEYS[:40], "user": KEYS[:7]})
-        assert not server.refresher.refresh().is_new
-        assert "warm_up_ids" not in server.metrics.gauges()
+        assert not server.refresh().is_new
+        assert "warm_up_ids" not in read_metrics(server)
         run.save()
         run.publish()
-        assert server.refresher.refresh().is_new
-        gauges = server.metrics.gauges()
+        assert server.refresh().is_new
+        gauges = read_metrics(server)
         assert gauges["warm_up_ids"] == 47
         assert gauges["warm_up_bytes"] > 0
         assert 0 < gauges["warm_up_seconds"] < 60
-    with serve(run, warm_up_seconds=0) as server, LookupClient(server.address, LONG) as client:
+    with serve(warm_up_seconds=0) as server, LookupClient(server.address, LONG) as client:
         client.pull({"item": KEYS[:40]})
         run.save()
         run.publish()
-        assert server.refresher.refresh().is_new
-        assert "warm_up_ids" not in server.metrics.gauges()
+        assert server.refresh().is_new
+        assert "warm_up_ids" not in read_metrics(server)
 
 
 def test_serving_snapshots_are_published_to_a_url_and_served_from_it(
@@ -747,7 +773,7 @@ def test_serving_snapshots_are_published_to_a_url_and_served_from_it(
     run.save()
     run.publish()
     with (
-        serve(run, cache=copies) as server,
+        serve_here(run, cache=copies) as server,
         LookupClient(server.address, LONG) as client,
     ):
         check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
@@ -762,9 +788,9 @@ def test_serving_snapshots_are_published_to_a_url_and_served_from_it(
         check(client.pull({"item": KEYS}).rows["item"], KEYS, 5)
     assert {each.name for each in copies.glob("*/step-*")} == {"step-004", "step-005"}
     with (
-        serve(run, cache=copies, pin="step-004") as server,
+        serve_here(run, cache=copies, pin="step-004") as server,
         LookupClient(server.address, LONG) as client,
     ):
         check(client.pull({"item": KEYS}).rows["item"], KEYS, 4)
     with pytest.raises(InvalidArgumentError, match=r"server\.cache"):
-        serve(run)
+        serve_here(run)

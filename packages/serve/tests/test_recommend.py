@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,9 @@ from sparring_serve import (
     AsyncLookupClient,
     ClientConfig,
     LookupClient,
-    LookupServer,
     LookupService,
     Recommendations,
     ReplicasFailedError,
-    ServerConfig,
-    ServingConfig,
     ShardPosition,
     ShardReplicas,
     VersionGoneError,
@@ -35,6 +33,9 @@ from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.messages import RecommendReply, RecommendRequest
 from sparring_serve.wire.rows import as_bytes
 
+from .conftest import Serve
+from .front_ends import Folder
+
 library = pytest.importorskip("sparring_packed.library", reason="sparring-packed is not installed")
 if not library.library_path().exists():
     pytest.skip("libsparring_packed.so is not built", allow_module_level=True)
@@ -42,6 +43,7 @@ if not library.library_path().exists():
 ITEM, USER = TableConfig("item", 4, seed=3), TableConfig("user", 4, seed=4)
 TAG = TableConfig("tag", 3)
 NUM_ITEMS = 300
+LONG = ClientConfig(deadline_seconds=20)
 
 
 def rows_of_step(step: int) -> dict[str, dict[int, Any]]:
@@ -337,21 +339,31 @@ def test_a_caller_with_one_server_need_not_name_a_shard() -> None:
     assert answer.version.hash == answer.newest
 
 
-def test_both_clients_work_over_grpc() -> None:
-    cluster = Cluster(1)
-    position = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
-    config = ServingConfig(server=ServerConfig(poll_seconds=3600, max_k=20))
-    with LookupServer(cluster.tables["s0r0:1"], config, position, "127.0.0.1:0") as server:
-        with LookupClient(server.address) as client:
-            check(client.recommend("item", QUERIES, 20), 1, QUERIES, 20)
-            with pytest.raises(InvalidArgumentError, match="maximum is 20"):
-                client.recommend("item", QUERIES, 21)
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_both_clients_work_over_grpc(
+    kind: str, open_servers: Serve, tmp_path: Path, num_shards: int
+) -> None:
+    folder = Folder(tmp_path)
+    folder.publish_rows({ITEM: rows_of_step(1)["item"], USER: rows_of_step(1)["user"]})
+    shards = ShardReplicas((("127.0.0.1:1",),) * num_shards)
+    positions = [ShardPosition(shards, each) for each in range(num_shards)]
+    addresses = [
+        (open_servers(kind, folder, each, max_k=20, metrics_port=0).address,) for each in positions
+    ]
+    random = np.random.default_rng(1)
+    exclude = [random.integers(-60, 260, each * 20) for each in range(len(QUERIES))]
+    with LookupClient(addresses, LONG) as client:
+        check(client.recommend("item", QUERIES, 20), 1, QUERIES, 20)
+        found = client.recommend("item", QUERIES, 20, exclude=exclude)
+        check(found, 1, QUERIES, 20, exclude)
+        with pytest.raises(InvalidArgumentError, match="maximum is 20"):
+            client.recommend("item", QUERIES, 21)
 
-        async def ask() -> Recommendations:
-            async with AsyncLookupClient(server.address) as client:
-                return await client.recommend("item", {"user": [3]}, 4)
+    async def ask() -> Recommendations:
+        async with AsyncLookupClient(addresses, LONG) as client:
+            return await client.recommend("item", {"user": [3]}, 4)
 
-        check(asyncio.run(ask()), 1, [rows_of_step(1)["user"][3]], 4)
+    check(asyncio.run(ask()), 1, [rows_of_step(1)["user"][3]], 4)
 
 
 def test_a_call_names_its_shard() -> None:

@@ -20,10 +20,13 @@ from sparring_serve.wire import messages, open_inference
 from sparring_serve.wire.messages import SERVICE
 from sparring_serve.wire.open_inference import HEALTH, INFERENCE
 
+from .conftest import Serve
+from .front_ends import call
+
 PLACE = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
 
 
-def serve(tables: MemoryTables, **server: Any) -> LookupServer:
+def reflecting(tables: MemoryTables, **server: Any) -> LookupServer:
     config = ServingConfig(server=ServerConfig(poll_seconds=3600, **server))
     return LookupServer(tables, config, PLACE, "127.0.0.1:0")
 
@@ -36,7 +39,10 @@ def test_a_generic_client_calls_by_the_descriptions_of_the_server(tables: Memory
         ProtoReflectionDescriptorDatabase,
     )
 
-    with serve(tables, reflection=True) as server, grpc.insecure_channel(server.address) as channel:
+    with (
+        reflecting(tables, reflection=True) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
         told = ProtoReflectionDescriptorDatabase(channel)
         assert SERVICE in told.get_services()
         pool = DescriptorPool(told)
@@ -44,8 +50,8 @@ def test_a_generic_client_calls_by_the_descriptions_of_the_server(tables: Memory
         request, answer = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
         ids = np.array([7, -1], np.int64).tobytes()
         asked = request(tables=[{"table": "item", "ids": ids}], missing="ZERO")
-        call = channel.unary_unary(f"/{SERVICE}/Pull", request.SerializeToString, answer.FromString)
-        found = call(asked, timeout=10).tables[0]
+        pull = channel.unary_unary(f"/{SERVICE}/Pull", request.SerializeToString, answer.FromString)
+        found = pull(asked, timeout=10).tables[0]
         assert {INFERENCE, HEALTH} <= set(told.get_services())
         healthy = method_of(channel, pool, HEALTH, "Check")({})
         inferred = method_of(channel, pool, INFERENCE, "ModelInfer")(
@@ -73,16 +79,16 @@ def method_of(channel: grpc.Channel, pool: Any, service: str, name: str) -> Any:
 
     method = pool.FindServiceByName(service).FindMethodByName(name)
     request, answer = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
-    call = channel.unary_unary(f"/{service}/{name}", request.SerializeToString, answer.FromString)
-    return lambda fields: call(request(**fields), timeout=10)
+    made = channel.unary_unary(f"/{service}/{name}", request.SerializeToString, answer.FromString)
+    return lambda fields: made(request(**fields), timeout=10)
 
 
 def test_reflection_exists_only_on_request(tables: MemoryTables) -> None:
     method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-    with serve(tables) as server, grpc.insecure_channel(server.address) as channel:
-        call = channel.stream_stream(method)
+    with reflecting(tables) as server, grpc.insecure_channel(server.address) as channel:
+        stream = channel.stream_stream(method)
         with pytest.raises(grpc.RpcError) as caught:
-            next(call(iter([b""]), timeout=10))
+            next(stream(iter([b""]), timeout=10))
     assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -90,7 +96,7 @@ def test_a_missing_package_is_named(tables: MemoryTables, monkeypatch: pytest.Mo
     for name in ("grpc_reflection", "grpc_reflection.v1alpha"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(PluginError, match=r"pip install 'sparring-serve\[reflection\]'"):
-        serve(tables, reflection=True)
+        reflecting(tables, reflection=True)
 
 
 OURS = {
@@ -146,13 +152,13 @@ def test_described_messages_equal_our_classes(file: str) -> None:
         assert {each.name: int(each) for each in ours}.items() <= enumerators.items(), name
 
 
-def test_the_described_methods_are_served(tables: MemoryTables) -> None:
+def test_the_described_methods_are_served(serve: Serve) -> None:
     told = [(each.service, name) for each in map(read_proto, PROTO_FILES) for name in each.methods]
     assert len(told) == 18
-    with serve(tables) as server, grpc.insecure_channel(server.address) as channel:
-        for service, name in told:
-            call = channel.unary_unary(f"/{service}/{name}").future(b"", timeout=5)
-            assert call.details() != "Method not found!", name
+    server = serve()
+    assert call(server.address, f"{SERVICE}/Other")[1] == "Method not found!"
+    for service, name in told:
+        assert call(server.address, f"{service}/{name}")[1] != "Method not found!", name
 
 
 @pytest.mark.parametrize("file", PROTO_FILES)

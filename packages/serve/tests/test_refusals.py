@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,72 +19,65 @@ from sparring_serve import (
     ClientConfig,
     LookupClient,
     LookupServer,
-    ServerConfig,
     ServingConfig,
     ShardPosition,
     ShardReplicas,
 )
 from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
 from sparring_serve.testing import MemoryTables
-from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import SERVICE, PullRequest, TableIds
+
+from .conftest import Serve
+from .front_ends import KEYS, Folder, FrontEnd, call, pull, read_metrics
 
 PLACE = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
 LONG = ClientConfig(deadline_seconds=20)
 
-Serve = Callable[..., LookupServer]
+ServeTable = Callable[..., FrontEnd]
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
+def serve_table(kind: str, open_servers: Serve, tmp_path: Path) -> ServeTable:
     """Starts a server with one table, possibly on the port of a stopped server."""
-    started: list[LookupServer] = []
 
-    def start(
-        table: str = "item", dim: int = 4, address: str = "127.0.0.1:0", **options: Any
-    ) -> LookupServer:
-        tables = MemoryTables([TableConfig(table, dim)], {table: {7: [1.0] * dim}})
-        config = ServingConfig(server=ServerConfig(**{"poll_seconds": 3600, **options}))
-        started.append(LookupServer(tables, config, PLACE, address))
-        return started[-1]
+    def start(table: str = "item", dim: int = 4, **options: Any) -> FrontEnd:
+        folder = Folder(tmp_path / f"{table}-{dim}")
+        folder.publish(1, tables=[TableConfig(table, dim)])
+        return open_servers(kind, folder, **options)
 
-    yield start
-    for each in started:
-        each.close()
+    return start
 
 
-def refused(server: LookupServer, request: PullRequest | bytes, **options: Any) -> tuple[str, str]:
+def refused(server: FrontEnd, request: PullRequest | bytes, **options: Any) -> tuple[str, str]:
     """Status and message of a call of a client of any make."""
-    content = request if isinstance(request, bytes) else encode(request)
-    with grpc.insecure_channel(server.address) as channel:
-        call = channel.unary_unary(f"/{SERVICE}/Pull")
-        with pytest.raises(grpc.RpcError) as caught:
-            call(content, **{"timeout": 9, **options})
-    return caught.value.code().name, caught.value.details()
+    return call(server.address, f"{SERVICE}/Pull", request, **options)[:2]
 
 
 def of(ids: int, table: str = "item") -> PullRequest:
     return PullRequest((TableIds(table, bytes(8 * ids)),))
 
 
-@pytest.mark.parametrize("version", ["", f"{1:032x}"], ids=["newest", "named version"])
-def test_a_table_with_another_name_is_reported_with_both(serve: Serve, version: str) -> None:
-    first = serve("item")
+@pytest.mark.parametrize("has_version", [False, True], ids=["newest", "named version"])
+def test_a_table_with_another_name_is_reported_with_both(
+    serve_table: ServeTable, has_version: bool
+) -> None:
+    first = serve_table("item")
     with LookupClient(first.address, LONG) as client:
+        version = client.pull({"item": [7]}).versions[0].hash if has_version else ""
         client.pull({"item": [7]}, version=version)
         first.close()
-        serve("items", address=first.address)
+        serve_table("items", address=first.address)
         with pytest.raises(UnknownTableError, match="'item' is not served; did you mean 'items'"):
             client.pull({"item": [7]}, version=version)
-        assert client.pull({"items": [7]}, version=version).found["items"].all()
+        assert client.pull({"items": [7]}).found["items"].all()
 
 
-def test_a_changed_dim_is_reported_with_both(serve: Serve) -> None:
-    first = serve(dim=4)
+def test_a_changed_dim_is_reported_with_both(serve_table: ServeTable) -> None:
+    first = serve_table(dim=4)
     with LookupClient(first.address, LONG) as client:
         client.pull({"item": [7]})
         first.close()
-        serve(dim=8, address=first.address)
+        serve_table(dim=8, address=first.address)
         with pytest.raises(
             InvalidArgumentError, match=r"'item' has dim 8 now, and had 4 when this"
         ):
@@ -105,11 +99,8 @@ def test_a_changed_dim_is_reported_with_both(serve: Serve) -> None:
     ids=["name", "dim"],
 )
 def test_a_version_of_other_tables_is_rejected_and_the_old_one_is_served(
-    tmp_path: Any, changed: TableConfig, said: str
+    kind: str, open_servers: Serve, tmp_path: Path, changed: TableConfig, said: str
 ) -> None:
-    pytest.importorskip("sparring_packed")
-    from sparring_serve.tables.packed import open_packed_tables
-
     def publish(table: TableConfig, step: int) -> None:
         with StepContainer() as container:
             container.declare(table, StorageChoice("memory"))
@@ -119,17 +110,12 @@ def test_a_version_of_other_tables_is_rejected_and_the_old_one_is_served(
         publish_newest(f"{tmp_path}/run-{step}", tmp_path / "served", PublisherOptions({}))
 
     publish(TableConfig("item", 4), 1)
-    server_config = ServerConfig(poll_seconds=3600)
-    config = ServingConfig(snapshots=str(tmp_path / "served"), server=server_config)
-    tables = open_packed_tables(config, PLACE)
-    with (
-        LookupServer(tables, config, PLACE, "127.0.0.1:0") as server,
-        LookupClient(server.address, LONG) as client,
-    ):
+    server = open_servers(kind, Folder(tmp_path))
+    with LookupClient(server.address, LONG) as client:
         publish(changed, 2)
-        assert re.search(said, server.refresher.refresh().refused)
+        assert re.search(said, server.refresh().refused)
         assert (client.pull({"item": [7]}).rows["item"] == 1).all()
-        assert server.metrics.value("refreshes_total", result="refused") == 1
+        assert read_metrics(server)['refreshes_total{result="refused"}'] == 1
 
 
 @pytest.fixture
@@ -158,10 +144,28 @@ def test_a_newer_client_and_an_older_server_are_both_named(serve: Serve, older: 
 
 def test_a_missing_or_too_long_deadline_is_reported_with_the_longest(serve: Serve) -> None:
     server = serve(max_deadline_seconds=5.0)
-    for timeout, found in ((None, "none"), (60, "6")):
+    for timeout, found in ((None, "none"), (60, r"\d+(\.\d)? s")):
         code, said = refused(server, of(1), timeout=timeout)
         assert code == "INVALID_ARGUMENT"
-        assert f"deadline of at most 5 s, found {found}" in said
+        assert re.search(f"must have a deadline of at most 5 s, found {found}; set one", said)
+    assert call(server.address, f"{SERVICE}/Describe", timeout=None)[0] == "OK"
+
+
+def test_rows_that_are_too_old_are_rejected(serve: Serve) -> None:
+    request = pull(("item", [1]), max_staleness_seconds=1e-6)
+    code, message, _, _ = call(serve().address, f"{SERVICE}/Pull", request)
+    assert code == "FAILED_PRECONDITION"
+    assert "max_staleness_seconds is 1e-06" in message
+
+
+def test_keys_of_other_shards_are_rejected_with_the_shard_map(serve: Serve) -> None:
+    shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
+    servers = [serve(ShardPosition(shards, number)) for number in (0, 1)]
+    with LookupClient([[each.address] for each in servers], LONG) as client:
+        assert client.pull({"item": KEYS}).rows["item"][:, 1].tolist() == KEYS.tolist()
+    code, message, attached, _ = call(servers[0].address, f"{SERVICE}/Pull", pull(("item", KEYS)))
+    assert (code, attached) == ("FAILED_PRECONDITION", shards.to_bytes())
+    assert "and shard 1 of 2 has the partitions 0 to 2047; use the attached shard map" in message
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "192.0.2.7:7433", "[::]:0", "example.org:1"])
@@ -179,7 +183,8 @@ def test_plain_text_on_a_reachable_address_is_rejected_on_both_sides(address: st
 
 def test_plain_text_may_be_allowed(serve: Serve) -> None:
     server = serve(address="0.0.0.0:0", insecure=True)
-    with LookupClient(f"127.0.0.1:{server.port}", LONG) as client:
+    port = server.address.rpartition(":")[2]
+    with LookupClient(f"127.0.0.1:{port}", LONG) as client:
         assert client.pull({"item": [7]}).found["item"].all()
 
 
@@ -202,11 +207,11 @@ def test_exceeded_limits_are_reported_with_the_limit(
     code, found = refused(server, request_of())
     assert code == "INVALID_ARGUMENT"
     assert re.search(said, found)
-    assert server.service.admission.bytes_in_flight == 0
+    assert read_metrics(server)["bytes_in_flight"] == 0
 
 
-def test_a_too_long_answer_is_rejected_before_the_lookup(serve: Serve) -> None:
-    code, said = refused(serve(dim=1000, max_bytes=1 << 16), of(17))
+def test_a_too_long_answer_is_rejected_before_the_lookup(serve_table: ServeTable) -> None:
+    code, said = refused(serve_table(dim=1000, max_bytes=1 << 16), of(17))
     assert (code, said[:70]) == (
         "INVALID_ARGUMENT",
         "the reply would have 68,017 bytes, and the maximum is 65,536; send few",

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from sparring_serve.client.replicas import pauses
 from sparring_serve.client.transport import PROBE_SECONDS
 from sparring_serve.testing import MemoryTables
 
+from .front_ends import Folder
 from .proxies import Proxy
 
 ITEM = TableConfig("item", 4, seed=3)
@@ -83,6 +85,12 @@ def proxy() -> Iterator[Callable[[LookupServer], Proxy]]:
     yield before
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
 
 
 def check(answer: LookupReply) -> None:
@@ -172,9 +180,11 @@ def test_overloaded_servers_are_not_reported_as_wrong_addresses(serve: Serve) ->
 
 @pytest.mark.parametrize("on_failure", ["raise", "flag"])
 def test_a_pull_whose_connection_is_reset_is_repeated(
-    serve: Serve, proxy: Callable[[LookupServer], Proxy], on_failure: str
+    kind: str, folder: Folder, open_servers: Any, on_failure: str, closing: ExitStack
 ) -> None:
-    before = proxy(serve())
+    server = open_servers(kind, folder)
+    before = Proxy(int(server.address.rpartition(":")[2]))
+    closing.callback(before.close)
     config = ClientConfig(deadline_seconds=10, on_failure=on_failure)
     with LookupClient(before.address, config) as client:
         check(client.pull({"item": IDS}))

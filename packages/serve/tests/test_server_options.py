@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -26,33 +26,26 @@ from sparring_serve.transport_options import server_options
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import SERVICE, PullRequest, TableIds
 
+from .conftest import Serve
+from .front_ends import FrontEnd
+
 PULL = framed_message(encode(PullRequest((TableIds("item", bytes(8)),))))
+PLACE = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
 MAX_CONCURRENT_STREAMS, ACK = 3, 1
 
-Serve = Callable[..., LookupServer]
+ServeOptions = Callable[..., FrontEnd]
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+def serve_with(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> ServeOptions:
     """Starts servers; constants of the options are replaced by the given ones."""
-    started: list[LookupServer] = []
 
-    def start(**constants: float) -> LookupServer:
+    def start(**constants: float) -> FrontEnd:
         for name, value in constants.items():
             monkeypatch.setattr(f"sparring_serve.transport_options.{name}", value)
-        config = ServingConfig(
-            server=ServerConfig(
-                poll_seconds=3600, max_deadline_seconds=1, drain_seconds=0, health_port=0
-            )
-        )
-        tables = MemoryTables([TableConfig("item", 4)], {"item": {0: [1, 2, 3, 4]}})
-        position = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
-        started.append(LookupServer(tables, config, position, "127.0.0.1:0"))
-        return started[-1]
+        return serve(max_deadline_seconds=1, drain_seconds=0)
 
-    yield start
-    for each in started:
-        each.close()
+    return start
 
 
 def first(connection: RawConnection, kind: FrameKind, seconds: float = 10) -> Any:
@@ -63,17 +56,16 @@ def first(connection: RawConnection, kind: FrameKind, seconds: float = 10) -> An
     return next(found, None)
 
 
-def test_a_connection_may_have_128_calls(serve: Serve) -> None:
-    server = serve()
-    assert server.health_port is not None
-    for address in (server.address, f"127.0.0.1:{server.health_port.port}"):
+def test_a_connection_may_have_128_calls(serve_with: ServeOptions) -> None:
+    server = serve_with()
+    for address in (server.address, server.health_address):
         with RawConnection(address) as connection:
             settings = first(connection, FrameKind.SETTINGS).settings
         assert settings[MAX_CONCURRENT_STREAMS] == 128
 
 
-def test_an_old_connection_is_ended_after_its_calls(serve: Serve) -> None:
-    with RawConnection(serve(_AGE_SECONDS=0.5).address) as connection:
+def test_an_old_connection_is_ended_after_its_calls(serve_with: ServeOptions) -> None:
+    with RawConnection(serve_with(_AGE_SECONDS=0.5).address) as connection:
         begin = time.monotonic()
         stream = connection.begin(f"/{SERVICE}/Pull", timeout="1S")
         assert first(connection, FrameKind.GOAWAY) is not None
@@ -84,15 +76,21 @@ def test_an_old_connection_is_ended_after_its_calls(serve: Serve) -> None:
         assert connection.is_closed(10)
 
 
-def test_calls_of_an_old_connection_have_the_grace_of_the_longest_deadline(serve: Serve) -> None:
-    server = serve(_AGE_SECONDS=0.3, _MIN_GRACE_SECONDS=0.1)
-    # A method that waits for its message longer than any deadline is cut off.
-    server.service.limits = replace(server.service.limits, max_deadline_seconds=30)
-    with RawConnection(server.address) as connection:
-        begin = time.monotonic()
-        connection.begin(f"/{SERVICE}/Describe")
-        assert connection.is_closed(10)
-        assert 1.1 < time.monotonic() - begin < 5
+def test_calls_of_an_old_connection_have_the_grace_of_the_longest_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("_AGE_SECONDS", 0.3), ("_MIN_GRACE_SECONDS", 0.1)):
+        monkeypatch.setattr(f"sparring_serve.transport_options.{name}", value)
+    config = ServingConfig(server=ServerConfig(max_deadline_seconds=1, drain_seconds=0))
+    tables = MemoryTables([TableConfig("item", 4)], {})
+    with LookupServer(tables, config, PLACE, "127.0.0.1:0") as server:
+        # A method that waits for its message longer than any deadline is cut off.
+        server.service.limits = replace(server.service.limits, max_deadline_seconds=30)
+        with RawConnection(server.address) as connection:
+            begin = time.monotonic()
+            connection.begin(f"/{SERVICE}/Describe")
+            assert connection.is_closed(10)
+            assert 1.1 < time.monotonic() - begin < 5
 
 
 def test_the_grace_covers_saves_of_learning_shards(
@@ -114,9 +112,9 @@ def test_the_grace_covers_saves_of_learning_shards(
 
 @pytest.mark.parametrize("acks", [True, False])
 def test_idle_connections_are_pinged_and_closed_if_nothing_answers(
-    serve: Serve, acks: bool
+    serve_with: ServeOptions, acks: bool
 ) -> None:
-    server = serve(_KEEPALIVE_SECONDS=0.2, _KEEPALIVE_TIMEOUT_SECONDS=0.3)
+    server = serve_with(_KEEPALIVE_SECONDS=0.2, _KEEPALIVE_TIMEOUT_SECONDS=0.3)
     with RawConnection(server.address, acks_pings=acks) as connection:
         assert first(connection, FrameKind.PING) is not None
         assert connection.is_closed(2) is not acks
@@ -124,9 +122,9 @@ def test_idle_connections_are_pinged_and_closed_if_nothing_answers(
 
 @pytest.mark.parametrize(("seconds", "is_accepted"), [(0.05, True), (30.0, False)])
 def test_clients_may_ping_at_the_allowed_rate(
-    serve: Serve, seconds: float, is_accepted: bool
+    serve_with: ServeOptions, seconds: float, is_accepted: bool
 ) -> None:
-    with RawConnection(serve(_MIN_PING_SECONDS=seconds).address) as connection:
+    with RawConnection(serve_with(_MIN_PING_SECONDS=seconds).address) as connection:
         with suppress(ConnectionError):  # the server may have closed it
             for number in range(6):
                 time.sleep(0.1)
