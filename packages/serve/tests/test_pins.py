@@ -13,7 +13,7 @@ from sparring_cli.application import main
 from sparring_serve import LookupClient
 from sparring_serve.publishing.publisher import GateClosedError, PublisherOptions, publish_newest
 
-from .test_publish_and_serve import KEYS, LONG, Run, serve
+from .test_publish_and_serve import KEYS, LONG, Run, serve_here
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_pins_select_the_served_version_and_are_kept(
     run.publish(keep=2)
     run.save(KEYS[:9], is_delta=True)
     run.publish(keep=2)
-    with serve(run) as server, LookupClient(server.address, LONG) as client:
+    with serve_here(run) as server, LookupClient(server.address, LONG) as client:
         assert main(["publish", "--pin", "step-002", "--output", run.out]) == 0
         assert f"{run.out}: the gate is open, and servers use step-002" in capsys.readouterr().out
         for _ in range(3):
