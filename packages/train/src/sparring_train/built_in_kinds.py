@@ -11,6 +11,7 @@ from sparring_train.config.sections.model import DeepFmModel, DlrmModel, MatrixF
 from sparring_train.config.sections.ranking_models import SequenceModel, TwoTowersModel
 from sparring_train.config.sections.stream import (
     KafkaStreamOptions,
+    NatsStreamOptions,
     RedisStreamOptions,
     StreamData,
 )
@@ -71,6 +72,13 @@ def stream_kinds() -> list[StreamDescriptor]:
             summary="Topics of Kafka.",
             options=KafkaStreamOptions,
             open=lazy_import("data.stream.kafka:KafkaSource"),
+        ),
+        StreamDescriptor(
+            name="nats",
+            api_version=API_VERSION,
+            summary="Streams of NATS JetStream.",
+            options=NatsStreamOptions,
+            open=lazy_import("data.stream.nats:NatsSource"),
         ),
         *(
             StreamDescriptor(

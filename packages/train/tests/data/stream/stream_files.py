@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pyarrow
 from pyarrow import parquet
 
-__all__ = ["WritableFolder", "WritableRedis", "WritableTopic", "as_arrow"]
+__all__ = ["WritableFolder", "WritableNats", "WritableRedis", "WritableTopic", "as_arrow"]
 
 
 def as_arrow(table: Any) -> bytes:
@@ -98,6 +99,59 @@ class WritableRedis:
     def remove(self, partition: str, count: int) -> bool:
         self.client.xtrim(partition, maxlen=self.client.xlen(partition) - count, approximate=False)
         return True
+
+
+class WritableNats:
+    """Streams of JetStream whose messages contain a number as text.
+
+    Args:
+        server: `nats://host:port` of the server.
+        names: names of the streams, which are created.
+    """
+
+    def __init__(self, server: str, names: Sequence[str]) -> None:
+        self.partitions = names
+        self._server = server
+        self.url = f"{server}/{','.join(names)}"
+        for name in names:
+            self._run("add_stream", name=name, subjects=[f"{name}.*"])
+
+    def open(self) -> Any:
+        from sparring_train.config.sections.stream import NatsStreamOptions
+        from sparring_train.data.stream.nats import NatsSource
+
+        return NatsSource(self.url, NatsStreamOptions())
+
+    def append(self, partition: str, numbers: Sequence[int]) -> None:
+        self.append_payloads(partition, [str(each).encode() for each in numbers])
+
+    def append_payloads(self, partition: str, payloads: Sequence[bytes]) -> None:
+        self._run("publish", *[(f"{partition}.new", each) for each in payloads])
+
+    def numbers(self, message: Any) -> list[int]:
+        return [int(message.value)]
+
+    def remove(self, partition: str, count: int) -> bool:
+        first = min(self.open().earliest_offsets()[name] for name in [partition])
+        self._run("purge_stream", name=partition, seq=first + count)
+        return True
+
+    def delete(self, partition: str) -> None:
+        self._run("delete_stream", name=partition)
+
+    def _run(self, method: str, *calls: Any, **options: Any) -> None:
+        """Calls a method of JetStream, once for each entry of `calls`."""
+
+        async def call() -> None:
+            import nats
+
+            client = await nats.connect(self._server)
+            function = getattr(client.jetstream(), method)
+            for each in calls or [()]:
+                await function(*each, **options)
+            await client.close()
+
+        asyncio.run(call())
 
 
 class WritableTopic:

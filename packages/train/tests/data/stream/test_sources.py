@@ -12,9 +12,9 @@ import pytest
 
 from sparring.errors import DataError
 from sparring_testing import StreamSourceTests
-from sparring_train.data.stream import redis_streams
+from sparring_train.data.stream import nats, redis_streams
 
-from .stream_files import WritableFolder, WritableRedis, WritableTopic
+from .stream_files import WritableFolder, WritableNats, WritableRedis, WritableTopic
 
 
 class TestFolder(StreamSourceTests):
@@ -43,6 +43,36 @@ class TestKafka(StreamSourceTests):
     @pytest.fixture
     def stream(self, new_topic: Callable[[], WritableTopic]) -> Any:
         return new_topic()
+
+
+class TestNats(StreamSourceTests):
+    @pytest.fixture
+    def stream(self, new_nats_streams: Callable[..., WritableNats]) -> Any:
+        return new_nats_streams(2)
+
+
+def test_wrong_use_of_nats_is_reported(
+    new_nats_streams: Callable[..., WritableNats], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = new_nats_streams()
+    [name] = stream.partitions
+    stream.append(name, range(4))
+    source = stream.open()
+    assert source.read(name, 1, 2, time.monotonic() + 5).next_offset == 3
+    with pytest.raises(DataError, match=rf"{name}: found messages before offset 5, expected 9"):
+        source.read(name, 9, 1, time.monotonic())
+    stream.delete(name)
+    with pytest.raises(DataError, match=r"NotFoundError.*stream not found.*name of the stream"):
+        source.end_offsets()
+    source.close()
+    monkeypatch.setattr(nats, "_ATTEMPTS", 1)
+    for url, message in (
+        ("nats://127.0.0.1:1/CLICKS", r"NoServersError.*check that the server runs with JetStream"),
+        ("nats://127.0.0.1:1", r"expected nats://host:4222/CLICKS"),
+    ):
+        stream.url = url
+        with pytest.raises(DataError, match=message):
+            stream.open()
 
 
 # Tansu does not report them.

@@ -15,13 +15,21 @@ from sparring_train.config.sections.columns import ColumnSettings, IdType, Name,
 from sparring_train.config.sections.join import EventTimeUnit, JoinConfig, PayloadFormat
 from sparring_train.config.sections.table import TableData
 
-__all__ = ["EventTimeUnit", "KafkaStreamOptions", "RedisStreamOptions", "StreamData"]
+__all__ = ["EventTimeUnit", "KafkaStreamOptions", "NatsStreamOptions", "RedisStreamOptions", "StreamData"]
 
 
 class RedisStreamOptions(Options):
     """Options of `redis://` in `data.options`. The password is in the variable REDISCLI_AUTH."""
 
     field: str = Field("value", description="Field of an entry that contains the payload.")
+
+
+class NatsStreamOptions(Options):
+    """Options of `nats://` in `data.options`. The variable SPARRING_NATS_PASSWORD contains the password."""
+
+    credentials: str | None = Field(
+        None, description="Path of a file with credentials, which NATS writes with the ending .creds."
+    )
 
 
 class KafkaStreamOptions(Options):
@@ -41,7 +49,8 @@ class StreamData(ColumnSettings):
     url: LocalPath = Field(
         min_length=1,
         description="The stream: a folder of Parquet files or a URL of fsspec, "
-        "`redis://host:6379/0/stream`, or `kafka://host:9092/topic`. Plugins add more.",
+        "`redis://host:6379/0/stream`, `kafka://host:9092/topic`, or `nats://host:4222/STREAM`. Plugins add "
+        "more.",
     )
     options: BackendOptions = Field(
         default_factory=dict, description="Options of the client for the stream."

@@ -1,0 +1,185 @@
+"""NATS JetStream as a stream: ``nats://host:4222/<stream>,<stream>``.
+
+Each JetStream stream is a partition, and the offset of a message is its sequence number. Consumers exist
+only while the run reads, and acknowledge nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from sparring.errors import DataError, PluginError
+from sparring_train.config.sections.stream import NatsStreamOptions
+from sparring_train.streams import OffsetGoneError, StreamMessage, StreamRead
+
+__all__ = ["NatsSource"]
+
+_PASSWORD = "SPARRING_NATS_PASSWORD"
+_TIMEOUT_SECONDS = 30.0
+_ATTEMPTS = 60
+"""Number of attempts to connect, at first and after a connection was lost."""
+_PAUSE_SECONDS = 0.5
+"""Pause between two attempts."""
+_IDLE_SECONDS = 600.0
+"""The server keeps a consumer for this long between two reads."""
+_LEAST_WAIT_SECONDS = 0.02
+"""The client needs some time to receive messages that exist."""
+
+
+class NatsSource:
+    """See the module.
+
+    Raises:
+        DataError: the URL is incomplete, or the server or a stream cannot be reached.
+        PluginError: the package nats-py is not installed.
+    """
+
+    def __init__(self, url: str, options: NatsStreamOptions) -> None:
+        try:
+            import nats
+            import nats.errors
+            import nats.js.api
+            import nats.js.errors
+        except ImportError as error:
+            raise PluginError(
+                f"reading {url} needs nats-py, which is not installed; run: pip install "
+                '"sparring-train[nats]"'
+            ) from error
+        self._nats: Any = nats
+        self._url = url
+        parts = urlsplit(url)
+        self._streams = [unquote(name) for name in parts.path.strip("/").split(",") if name]
+        if not parts.hostname or not self._streams:
+            raise DataError(
+                f"data.url: found {url}, expected nats://host:4222/CLICKS: the server and the name of the "
+                "JetStream stream, or several names with commas"
+            )
+        # The client is asynchronous, and needs a thread while the run trains.
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="nats", daemon=True)
+        self._thread.start()
+        try:
+            self._client = self._wait_for(
+                nats.connect(
+                    f"{parts.scheme}://{parts.hostname}:{parts.port or 4222}",
+                    user=parts.username,
+                    password=os.environ.get(_PASSWORD),
+                    user_credentials=options.credentials,
+                    allow_reconnect=True,
+                    max_reconnect_attempts=_ATTEMPTS,
+                    reconnect_time_wait=_PAUSE_SECONDS,
+                    connect_timeout=5,
+                    error_cb=_ignore,
+                )
+            )
+            self._jetstream = self._client.jetstream(timeout=_TIMEOUT_SECONDS)
+            for name in self._streams:
+                self._range(name)
+        except BaseException:
+            self._stop()
+            raise
+        # Stream → its subscription, and the sequence number of the next message.
+        self._places: dict[str, tuple[Any, int]] = {}
+
+    def partitions(self) -> Sequence[str]:
+        return self._streams
+
+    def earliest_offsets(self) -> Mapping[str, int]:
+        return {name: self._range(name)[0] for name in self._streams}
+
+    def end_offsets(self) -> Mapping[str, int]:
+        return {name: self._range(name)[1] for name in self._streams}
+
+    def read(self, partition: str, offset: int, max_events: int, deadline: float) -> StreamRead:
+        subscription, place = self._places.pop(partition, (None, -1))
+        if place != offset:
+            if subscription is not None:
+                self._wait_for(subscription.unsubscribe())
+            self._check_offset(partition, offset)
+            subscription = self._subscribe(partition, offset)
+        seconds = max(deadline - time.monotonic(), _LEAST_WAIT_SECONDS)
+        messages = [
+            StreamMessage(
+                each.metadata.sequence.stream, each.data, each.metadata.timestamp.timestamp()
+            )
+            for each in self._wait_for(self._fetch(subscription, max_events, seconds))
+        ]
+        if messages and messages[0].offset > offset:
+            # Messages at the offset were removed, by the limits of the stream or one by one.
+            self._check_offset(partition, offset)
+        after = messages[-1].offset + 1 if messages else offset
+        self._places[partition] = subscription, after
+        return StreamRead(after, messages)
+
+    def close(self) -> None:
+        try:
+            self._wait_for(self._client.close())
+        finally:
+            self._stop()
+
+    def _subscribe(self, partition: str, offset: int) -> Any:
+        api = self._nats.js.api
+        config = api.ConsumerConfig(
+            deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=max(offset, 1),
+            ack_policy=api.AckPolicy.NONE,
+            inactive_threshold=_IDLE_SECONDS,
+            mem_storage=True,
+        )
+        return self._wait_for(
+            self._jetstream.pull_subscribe(">", stream=partition, config=config)
+        )
+
+    async def _fetch(self, subscription: Any, count: int, seconds: float) -> list[Any]:
+        try:
+            found: list[Any] = await subscription.fetch(count, timeout=seconds)
+        except self._nats.errors.TimeoutError:
+            return []
+        return found
+
+    def _check_offset(self, partition: str, offset: int) -> None:
+        earliest, end = self._range(partition)
+        if offset < earliest:
+            raise OffsetGoneError(self._url, partition, offset, earliest)
+        if offset > end:
+            raise DataError(
+                f"reading {self._url}, partition {partition}: found messages before offset {end}, "
+                f"expected {offset}, because the stream was deleted; use another folder for snapshots",
+                partition=partition,
+                offset=offset,
+            )
+
+    def _range(self, partition: str) -> tuple[int, int]:
+        """Returns the earliest and the end offset."""
+        state = self._wait_for(self._jetstream.stream_info(partition)).state
+        return max(state.first_seq, 1), state.last_seq + 1
+
+    def _wait_for(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """Returns the result of a call of the client.
+
+        Raises:
+            DataError: the server cannot be reached, or rejects the call.
+        """
+        try:
+            return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+        except (self._nats.errors.Error, OSError, TimeoutError) as error:
+            raise DataError(
+                f"reading {self._url} failed: {type(error).__name__}: {error}; check that the server runs "
+                f"with JetStream, the name of the stream, and the password in {_PASSWORD} or "
+                "data.options.credentials"
+            ) from error
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _ignore(error: Exception) -> None:
+    """The client reports each failed attempt to connect; the last one raises an error."""
