@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.contracts import hookimpl
 from sparring_jsonl.sections import FactorizationMachineModel, JsonLinesData
-from sparring_train import DataDescriptor, ModelDescriptor
+from sparring_train import DataDescriptor, ModelDescriptor, StreamDescriptor
 
 if TYPE_CHECKING:
-    from sparring_train import ColumnBatch, Dataset, ModelRequest, OpenRequest
+    from sparring_train import ColumnBatch, Dataset, ModelRequest, OpenRequest, StreamSource
 
 
 def _open(section: JsonLinesData, request: OpenRequest) -> Dataset:
@@ -23,6 +23,12 @@ def _read(section: JsonLinesData, path: str) -> Iterator[ColumnBatch]:
     from sparring_jsonl.dataset import read_examples
 
     return read_examples(section, path)
+
+
+def _open_stream(url: str, options: Any) -> StreamSource:
+    from sparring_jsonl.stream import LinesSource
+
+    return LinesSource(url)
 
 
 def _build(request: ModelRequest) -> Any:
@@ -42,6 +48,18 @@ def sparring_register_data() -> list[DataDescriptor]:
             section=JsonLinesData,
             open=_open,
             read=_read,
+        )
+    ]
+
+
+@hookimpl(optionalhook=True)
+def sparring_register_streams() -> list[StreamDescriptor]:
+    return [
+        StreamDescriptor(
+            name="lines",  # the scheme of `data.url`
+            api_version=(1, 0),
+            summary="A file to which JSON lines are added.",
+            open=_open_stream,
         )
     ]
 
