@@ -385,7 +385,8 @@ class _Run:
             own[_VALIDATION] = State(self._best.values() | more | kept)
         if origins := self._source.data.schema.origins:
             own[ORIGINS] = State(dict(origins))
-        own |= self._source.states(self._step) | self.live.states()
+        own.update(self._source.states(self._step))
+        own.update(self.live.states())
         return {**self._trainer.states(), **self._report.states(self._result), **own}
 
     def _resume(self) -> None:
