@@ -7,8 +7,9 @@ windows to a false alarm is at least c = windows per day / `false_alarms_per_day
 
 **Reference.** For each window, the gate predicts normalized entropy NE = L / H(p) and AUC from earlier
 windows only. L is the mean log loss and H(p) the entropy of the window's own base rate, so that a
-changing base rate alone does not change NE. The prediction m is an exponential average (`_WEIGHT`)
-whose updates are limited to `_MOST_UPDATE` standard errors, so that a bad window cannot move it far.
+changing base rate alone does not change NE. The prediction m is that of the Kalman filter of a random
+walk. Errors are limited to `_MOST_UPDATE` standard errors when they are learned, so that a bad window
+moves neither the prediction nor its variance far.
 
 **Standardized error.** The error of window i is x_i - m, with the sign that a worse model is positive.
 Its variance has two parts: the sampling variance s_i^2 of the window, which depends on its number of
@@ -46,7 +47,7 @@ from sparring_train.live.windows import WindowResult
 __all__ = ["Closing", "GateOptions", "Opening", "QualityGate"]
 
 _WEIGHT = 0.15
-_MOST_UPDATE = 3.0
+_MOST_UPDATE = 4.0
 _MEMORY = 50
 _FREEDOM = 8
 _PRIOR = 2.0
@@ -183,14 +184,14 @@ class _Reference:
             self.mean, self.sampling = value, variance
             return
         error, spread = value - self.mean, variance + self.sampling
-        limit = _MOST_UPDATE * math.sqrt(spread + (self._drift() if self.errors else 0.0))
-        # The first error has no reference of drift.
-        step = error if len(self.errors) < 5 else min(max(error, -limit), limit)
+        if len(self.errors) >= 5:
+            limit = _MOST_UPDATE * math.sqrt(spread + self._drift())
+            error = min(max(error, -limit), limit)
         self.errors.append((error, spread))
-        # The gain of the Kalman filter of a random walk. The first updates are a plain mean.
+        # The gain of the filter. The first updates are a plain mean.
         known = self.sampling + self._drift()
         weight = max(_WEIGHT, 1 / (len(self.errors) + 1), known / (known + variance))
-        self.mean += weight * step
+        self.mean += weight * error
         self.sampling = (1 - weight) ** 2 * known + weight**2 * variance
 
     def values(self) -> dict[str, Any]:
