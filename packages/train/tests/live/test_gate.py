@@ -139,13 +139,13 @@ def test_a_restored_gate_makes_equal_decisions() -> None:
 
 
 def test_steps_are_kept_until_the_gate_cannot_return_to_them() -> None:
-    model = Model()
+    model = Model(num_events=4000)
     gate = warmed_up(model)
     newest = model.number * 5
     assert set(gate.kept_steps) >= {newest, newest - 5}
     assert len(gate.kept_steps) <= 12
     before = gate.kept_steps
-    closing = next(each for each in map(gate.add, model.windows(9, "emptied")) if each)
+    closing = next(each for each in map(gate.add, model.windows(30, "emptied")) if each)
     assert isinstance(closing, Closing)
     assert closing.good_step in before
 
