@@ -105,7 +105,14 @@ def test_a_loss_that_is_not_finite_closes_the_gate_at_once() -> None:
     gate.add(model.window())
     window = model.window()
     broken = WindowResult(
-        window.begin, window.end, window.step, window.num_events, 9, math.nan, math.nan, {"auc": math.nan}
+        window.begin,
+        window.end,
+        window.step,
+        window.num_events,
+        9,
+        math.nan,
+        math.nan,
+        {"auc": math.nan},
     )
     closing = gate.add(broken)
     assert isinstance(closing, Closing)
@@ -118,7 +125,7 @@ def test_numbers_as_labels_are_judged_by_their_loss() -> None:
     for number in range(62):
         errors = random.normal(0, 2.0 if number >= 60 else 1.0, 2000) ** 2
         window = WindowResult(
-            10.0 * number, 10.0 * number + 10, number, 2000, 0, errors.sum(), (errors**2).sum(), {"rmse": 1}
+            10.0 * number, 10.0 * number + 10, number, 2000, 0, errors.sum(), (errors**2).sum(), {}
         )
         change = gate.add(window)
     assert isinstance(change, Closing)
@@ -139,7 +146,7 @@ def test_a_restored_gate_makes_equal_decisions() -> None:
 
 
 def test_steps_are_kept_until_the_gate_cannot_return_to_them() -> None:
-    model = Model(num_events=4000)
+    model = Model(num_events=20_000)
     gate = warmed_up(model)
     newest = model.number * 5
     assert set(gate.kept_steps) >= {newest, newest - 5}
@@ -164,8 +171,8 @@ def test_false_alarms_of_noise_are_rarer_than_the_setting() -> None:
     limit = 8640 / 20  # One false alarm per 20 windows.
     gate = QualityGate(GateOptions(10, false_alarms_per_day=limit, min_events=100))
     alarms = 0
-    for window in model.windows(1000):
+    for window in model.windows(500):
         if isinstance(gate.add(window), Closing):
             alarms += 1
             gate.reopen()
-    assert alarms <= 1000 / 20
+    assert alarms <= 500 / 20

@@ -7,11 +7,11 @@ windows to a false alarm is at least c = windows per day / `false_alarms_per_day
 
 **Reference.** For each window, the gate predicts normalized entropy NE = L / H(p) and AUC from earlier
 windows only. L is the mean log loss and H(p) the entropy of the window's own base rate, so that a
-changing base rate alone does not change NE. The prediction m is that of the Kalman filter of a random
+changing base rate alone does not change NE. The prediction r is that of the Kalman filter of a random
 walk. Errors are limited to `_MOST_UPDATE` standard errors when they are learned, so that a bad window
 moves neither the prediction nor its variance far.
 
-**Standardized error.** The error of window i is x_i - m, with the sign that a worse model is positive.
+**Standardized error.** The error of window i is x_i - r_i, with the sign that a worse model is positive.
 Its variance has two parts: the sampling variance s_i^2 of the window, which depends on its number of
 events (the sample variance of losses divided by n H^2; Hanley and McNeil 1982 for AUC), and the drift
 variance t^2 between windows, which is estimated from the last `_MEMORY` errors by the method of moments
@@ -46,7 +46,7 @@ from sparring_train.live.windows import WindowResult
 
 __all__ = ["Closing", "GateOptions", "Opening", "QualityGate"]
 
-_WEIGHT = 0.15
+_WEIGHT = 0.03
 _MOST_UPDATE = 4.0
 _MEMORY = 50
 _FREEDOM = 8
@@ -175,9 +175,13 @@ class _Reference:
         return math.copysign(size * (8 * freedom + 1) / (8 * freedom + 3), ratio)
 
     def _drift(self) -> float:
-        """Returns the variance of errors that sampling does not explain."""
-        total = sum(error * error - sampling for error, sampling in self.errors)
-        return max(total / len(self.errors), 0.0)
+        """Returns the variance of errors that sampling does not explain. Windows with more events
+        determine it more exactly."""
+        total = weights = 0.0
+        for error, sampling in self.errors:
+            total += error * error / sampling - 1
+            weights += 1 / sampling
+        return max(total / weights, 0.0)
 
     def add(self, value: float, variance: float) -> None:
         if math.isnan(self.mean):
