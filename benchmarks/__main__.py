@@ -38,6 +38,7 @@ BENCHMARKS = (
     "two_levels",
     "saving",
     "snapshots",
+    "blame",
     "rocksdb",
     "redis",
     "cache_refresh",

@@ -50,6 +50,7 @@ from sparring_train.columns import Origin
 from sparring_train.config.reading.loader import load_config
 from sparring_train.config.run import RunConfig
 from sparring_train.config.sections.stream import StreamData
+from sparring_train.data.join.state_files import FOLDER as OPEN_IMPRESSIONS
 from sparring_train.data.stream.erased_keys import record_erased_keys
 from sparring_train.run.same_run import ORIGINS, RUN
 from sparring_train.run.saved_run import read_run_config
@@ -421,8 +422,13 @@ def _erase_from_replays(
         ) from error
     for each in impressions:
         remains[f"open impressions ({each})"] = (
-            "they contain ids until their snapshots are removed, and a resumed run trains them when "
-            "their windows end; resume the run, stop it after the longest window, and erase again"
+            "a resumed run and a replay leave out those with erased ids; their files are removed with the "
+            "last snapshot that lists them, which `snapshots.keep` and `snapshots.history` determine"
+        )
+    if run is not None and isinstance(run.data, StreamData) and run.data.join is not None:
+        path = run.data.join.path or "a temporary folder"
+        remains[f"working files of a killed run with data.join ({path})"] = (
+            "delete them, or start the run again, which removes those in data.join.path"
         )
     for each in filter(None, recorded):
         remains[each] = (
@@ -434,7 +440,7 @@ def _erase_from_replays(
 
 def _open_impressions(folder: str) -> str | None:
     """Returns the folder of the events that wait for labels, if a run with `data.join` has saved any."""
-    system, path = fsspec.core.url_to_fs(f"{folder.rstrip('/')}/open_impressions")
+    system, path = fsspec.core.url_to_fs(f"{folder.rstrip('/')}/{OPEN_IMPRESSIONS}")
     return path if system.isdir(path) else None
 
 

@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -237,15 +238,7 @@ class TableDescription:
         Raises:
             InvalidArgumentError: The description is not valid for a table.
         """
-        return TableConfig(
-            self.name,
-            self.dim,
-            self.dtype,
-            # Valid for every dim and dtype, unlike the other initializers.
-            initializer="zeros",
-            state_width=self.state_width,
-            state_method=self.state_method,
-        )
+        return _make_config(self.name, self.dim, self.dtype, self.state_width, self.state_method)
 
     @property
     def width(self) -> int:
@@ -286,6 +279,22 @@ class TableDescription:
                 table=self.name,
                 differing=tuple(differing),
             )
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _make_config(
+    name: str, dim: int, dtype: str, state_width: int, state_method: str
+) -> TableConfig:
+    # Cached, because each manifest of a long chain describes the same tables.
+    return TableConfig(
+        name,
+        dim,
+        dtype,
+        # Valid for every dim and dtype, unlike the other initializers.
+        initializer="zeros",
+        state_width=state_width,
+        state_method=state_method,
+    )
 
 
 _TAIL = re.compile(rb'\n "hash": "([0-9a-f]{32})"\n}\n\Z')

@@ -21,7 +21,7 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]  # it ships no types
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-from sparring import list_snapshots, open_snapshot
+from sparring.adapter import open_snapshots
 from sparring.errors import DataError
 
 __all__ = ["FOLDER", "JOIN", "StateFiles"]
@@ -119,8 +119,7 @@ class StateFiles:
         self._recent.append(set(used))
         kept = set().union(*self._recent)
         with suppress(OSError):
-            for url in list_snapshots(self._url):
-                snapshot = open_snapshot(url)
+            for snapshot in open_snapshots(self._url):
                 if JOIN in snapshot.state_names(0):
                     kept.update(list_files(snapshot.state(JOIN).values))
             for path in self._system.ls(self._folder, detail=False):
