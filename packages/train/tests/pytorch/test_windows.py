@@ -18,12 +18,16 @@ torch = pytest.importorskip("torch", reason='pip install "sparring[torch]"')
 from sklearn.metrics import log_loss, roc_auc_score
 
 from sparring import make_plugin_manager
+from sparring.collective.local import LocalGroup
+from sparring_train.columns import Column, ColumnBatch, Cut, CutRead
 from sparring_train.live import evaluation
 from sparring_train.live.evaluation import LiveEvaluation
 from sparring_train.live.windows import WindowResult
+from sparring_train.loop.model import StepResult
 from sparring_train.metrics_files.stream_families import stream_families
 from sparring_train.pytorch.column_task import ColumnTask
 from sparring_train.pytorch.trainer import train
+from sparring_train.run.ranks import Ranks
 
 from ..config.config_runs import Runs
 from ..data.stream.stream_files import WritableFolder
@@ -224,3 +228,24 @@ def test_models_without_a_prediction_per_event_and_runs_without_windows_are_not_
     train(ratings, make_plugin_manager(), quiet)
     assert "".join(quiet.messages).count("matrix_factorization defines its own loss") == 1
     assert measured.results == []
+
+
+def test_joined_examples_close_windows_when_their_labels_are_complete(
+    events: Events, measured: Measured
+) -> None:
+    join = "data.join={key: [item], actions: {clicks: {url: clicks}}, window_seconds: 50}"
+    ranks = Ranks(LocalGroup(1).join(0))
+    live = LiveEvaluation(events.config("events", "run", *TIMED, join), ranks, print)
+    ones = np.ones(1, np.float32)
+    for step, (time_of_it, watermark) in enumerate([(10, 60), (90, 149), (95, 150), (120, 251)], 1):
+        # The newest event that was read is newer than all examples.
+        reads = (CutRead((), BEGIN + watermark, 1),)
+        batch = ColumnBatch(
+            {"item": Column(np.array([3]))},
+            np.empty((1, 0), np.float32),
+            ones,
+            event_times=np.array([BEGIN + time_of_it], np.float64),
+            cut=Cut((), {}, BEGIN + watermark + 5.0, reads),
+        )
+        live.after_step(StepResult(batch, 0.0, 1, False, ones), step)
+    assert [(each.step, each.num_events) for each in measured.results] == [(3, 3), (4, 1)]

@@ -63,6 +63,8 @@ class LiveEvaluation:
         data, chosen, label = config.data, config.metrics, config.model.label
         self._kind = config.model.kind
         self._is_stream = isinstance(data, StreamData)
+        join = data.join if isinstance(data, StreamData) else None
+        self._join_seconds = 0.0 if join is None else join.window_seconds
         # A replay reads old events.
         self._has_lags = isinstance(data, StreamData) and data.cuts_from is None
         if isinstance(data, StreamData) and is_evaluated(config):
@@ -106,6 +108,11 @@ class LiveEvaluation:
         if batch.labels is not None and batch.event_times is not None:
             codes = [each.codes(batch) for each in self._slices]
             self._windows.add(trained.outputs, batch.labels, batch.event_times, codes)
+        if batch.cut.reads:
+            # Joined examples are older than the newest event that was read.
+            newest = batch.cut.reads[-1].watermark - self._join_seconds
+        if not math.isfinite(newest):
+            return
         for result in self._windows.close_until(newest, step):
             self._num_windows += 1
             self._report(result)
