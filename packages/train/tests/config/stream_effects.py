@@ -12,8 +12,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from sparring import list_snapshots, open_snapshot
+from sparring import hash_strings, list_snapshots, open_snapshot
 from sparring.errors import ConfigError, DataError
+from sparring_train import find_strings
 from sparring_train.data.stream.cut_log import read_cuts
 
 from .config_runs import Effects, Ran, Runs
@@ -157,6 +158,18 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
         ):
             with pytest.raises(ConfigError, match=message):
                 _ran(runs, f"metrics.slices={slices}")
+
+    @effects.of("data:stream.dictionary")
+    def _(runs: Runs) -> None:
+        with pytest.raises(DataError, match=r"snapshots.url is null"):
+            _ran(runs, "data.dictionary=true")
+        _ran(runs, "data.dictionary=true", "snapshots.url=strings_of_events")
+        users = [f"{n}" for n in range(10)]
+        assert find_strings("strings_of_events", "user", hash_strings(users)) == users
+        _ran(runs, "data.cuts_from=strings_of_events", "data.dictionary=true")
+        join = "data.join={key: [item], actions: {clicks: {url: clicks}}, window_seconds: 5}"
+        with pytest.raises(ConfigError, match=r"is not supported with data.join"):
+            _ran(runs, join, "data.dictionary=true")
 
     @effects.of("data:stream.cuts_from")
     def _(runs: Runs) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from sparring.errors import DataError
 from sparring_train.columns import Cut, CutRange
+from sparring_train.data.stream import cut_log
 from sparring_train.data.stream.cut_log import CutLog, read_cuts
 
 
@@ -40,6 +41,22 @@ def test_cuts_that_cannot_be_written_are_written_later(tmp_path: Path) -> None:
     (tmp_path / "run").unlink()
     log.flush()
     assert [cut.step for cut in read_cuts(str(tmp_path / "run"))] == [1]
+
+
+def test_cuts_do_not_wait_for_a_snapshot_forever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cut_log, "_MAX_WAITING_ROWS", 4)
+    messages: list[str] = []
+    log = CutLog(str(tmp_path / "run"), 1, messages.append)
+    (tmp_path / "run").write_text("not a folder")
+    for step in range(1, 8):
+        log.add(step, Cut((CutRange("a", step, step + 1, 1),), {}))
+    # It does not try again after each step.
+    assert len(messages) == 1
+    (tmp_path / "run").unlink()
+    log.add(8, Cut((CutRange("a", 8, 9, 1),), {}))
+    assert [cut.step for cut in read_cuts(str(tmp_path / "run"))] == [*range(1, 9)]
 
 
 def test_a_damaged_log_is_reported(tmp_path: Path) -> None:

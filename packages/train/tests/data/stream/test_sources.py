@@ -6,13 +6,15 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sparring.errors import DataError
 from sparring_testing import StreamSourceTests
-from sparring_train.data.stream import nats, redis_streams
+from sparring_train.data.stream import folder, nats, redis_streams
 
 from .stream_files import WritableFolder, WritableNats, WritableRedis, WritableTopic
 
@@ -146,6 +148,37 @@ def test_a_folder_without_rows_of_a_file_continues_with_the_next(tmp_path: Path)
     assert stream.numbers(read.messages[0]) == [2]
 
 
+def test_a_remote_folder_without_new_files_is_listed_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = WritableFolder(tmp_path / "events", is_numbered=True)
+    source = stream.open()
+    source._max_poll_seconds = folder._MAX_REMOTE_POLL_SECONDS
+    clock = [100.0]
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(folder, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    listed: list[float] = []
+    original = source._listed
+    monkeypatch.setattr(
+        source, "_listed", lambda name: (listed.append(clock[0]), original(name))[1]
+    )
+    while clock[0] < 105:
+        # Reads with short deadlines do not list more often.
+        assert source.read(".", 0, 1, clock[0] + 0.01).next_offset == 0
+    pauses = np.diff(listed)
+    np.testing.assert_allclose(pauses[:5], [0.05, 0.1, 0.2, 0.4, 0.8], atol=0.02)
+    assert pauses.max() == pytest.approx(1, abs=0.02)
+    stream.append(".", [7])
+    assert source.read(".", 0, 1, clock[0] + 2).next_offset == 1
+    assert source.read(".", 1, 1, clock[0] + 0.01).next_offset == 1
+    assert source._polls["."][1] == 0.1
+
+
 def test_an_entry_removed_from_the_middle_is_reported(
     new_redis_streams: Callable[..., WritableRedis],
 ) -> None:
@@ -199,9 +232,54 @@ def test_wrong_use_of_redis_is_reported(
     stream.url = stream.url.replace(name, "text")
     with pytest.raises(DataError, match=r"WRONGTYPE.*check that the server runs"):
         stream.open().end_offsets()
+    monkeypatch.setenv("REDISCLI_AUTH", "wrong")
+    with pytest.raises(DataError, match=r"failed: .*and the password in REDISCLI_AUTH"):
+        stream.open().end_offsets()
+    monkeypatch.delenv("REDISCLI_AUTH")
     stream.url = "redis://127.0.0.1/clicks"
     with pytest.raises(DataError, match=r"expected redis://host:6379/0/clicks"):
         stream.open()
     stream.url = "redis://127.0.0.1:1/0/clicks"
     with pytest.raises(DataError, match=r"reading redis://127.0.0.1:1/0/clicks failed: .*111"):
         stream.open().end_offsets()
+
+
+def test_a_stream_without_entries_may_have_the_wrong_name(
+    new_redis_streams: Callable[..., WritableRedis], caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = new_redis_streams()
+    [name] = stream.partitions
+    assert stream.open().earliest_offsets() == {name: 0}
+    assert f"stream {name} has no entry; check its name" in caplog.text
+
+
+@pytest.mark.parametrize("kafka_broker", ["simulated_kafka"], indirect=True)
+def test_wrong_use_of_kafka_is_reported(
+    new_topic: Callable[[], WritableTopic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import confluent_kafka
+    from confluent_kafka import KafkaError, KafkaException
+
+    from sparring_train.config.sections.stream import KafkaStreamOptions
+    from sparring_train.data.stream import kafka
+
+    stream = new_topic()
+    monkeypatch.setattr(kafka, "_TIMEOUT_SECONDS", 0.5)
+    with pytest.raises(
+        DataError, match=r"failed: .*check that the servers run, the name of the topic"
+    ):
+        kafka.KafkaSource("kafka://127.0.0.1:1/clicks", KafkaStreamOptions())
+    with pytest.raises(DataError, match=r"failed: .*security.protocol.*data.options.settings"):
+        kafka.KafkaSource(stream.url, KafkaStreamOptions(settings={"security.protocol": "none"}))
+    # The simulated broker creates missing topics, and has no users.
+    for code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._AUTHENTICATION):
+
+        class Refusing(confluent_kafka.Consumer):  # type: ignore[misc]
+            error = KafkaException(KafkaError(code))
+
+            def list_topics(self, *args: Any) -> Any:
+                raise self.error
+
+        monkeypatch.setattr(confluent_kafka, "Consumer", Refusing)
+        with pytest.raises(DataError, match=r"the name of the topic, .*the password in SPARRING"):
+            stream.open()

@@ -95,6 +95,10 @@ class StreamData(ColumnSettings):
     max_milliseconds: Annotated[int, Field(ge=1, le=30_000)] = Field(
         200, description="Maximum time that a step waits for its events after the previous step."
     )
+    dictionary: bool = Field(
+        False,
+        description="Store the string of each hashed id, see kind `table`. Not supported with `join`.",
+    )
     dead_letters: LocalPath | None = Field(
         None,
         min_length=1,
@@ -116,7 +120,7 @@ class StreamData(ColumnSettings):
         {
             "url", "options", "format", "start", "stop_at_end", "batch_size", "max_milliseconds",
             "bad_rows", "dead_letters", "test_path", "cuts_from", "event_time", "event_time_unit",
-            "max_future_seconds", "join",
+            "max_future_seconds", "join", "dictionary",
         }
     )  # fmt: skip
 
@@ -159,6 +163,8 @@ class StreamData(ColumnSettings):
         if self.label is None:
             expected = "the name of the label, which is the column in the files of data.test_path"
             yield "label", "is required by data.join", "null", expected
+        if self.dictionary:
+            yield "dictionary", "is not supported with data.join", "true", "false"
         for name in self.join.key:
             if name in (self.label, *self.lists, *self.numeric):
                 expected = "a column with one id per row"

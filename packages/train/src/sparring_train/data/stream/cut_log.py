@@ -12,7 +12,7 @@ One row per step and partition:
                                    number. A read without events has one row with an empty partition.
     watermark, max_examples        float64 and int64, see `CutRead`
 
-A file is written before each snapshot, with the cuts since the previous one. If a run was interrupted
+A file is written before each snapshot, and when many cuts are waiting. If a run was interrupted
 and resumed, its next file replaces the cuts of the same and later steps in earlier files.
 """
 
@@ -34,6 +34,8 @@ __all__ = ["CutLog", "RecordedCut", "join_ranges", "read_cuts"]
 _FOLDER = "cuts"
 _ENDING = ".parquet"
 _UNFINISHED = ".unfinished"
+_MAX_WAITING_ROWS = 20_000
+"""Number of rows in memory after which they are written."""
 _RANGE = ("partition", "begin", "end", "num_events", "read_time")
 _SCHEMA = pyarrow.schema(
     {
@@ -79,6 +81,7 @@ class CutLog:
     ) -> None:
         self._url, self._world_size, self._tell = snapshots_url, world_size, tell
         self._rows: list[dict[str, Any]] = []
+        self._flush_at = _MAX_WAITING_ROWS
 
     def add(self, step: int, cut: Cut) -> None:
         """Adds the cut that a step has trained."""
@@ -95,6 +98,8 @@ class CutLog:
             }
             ranges = read.ranges or (CutRange("", 0, 0, 0),)
             self._rows += [shared | _row_of(each) | join for each in ranges]
+        if len(self._rows) >= self._flush_at:
+            self.flush()
 
     def flush(self) -> None:
         """Writes the cuts since the last call. If that fails, the next call tries again."""
@@ -114,8 +119,9 @@ class CutLog:
                 f"writing the cuts of the run to {self._url} failed: {error}; training continues, and "
                 "the next snapshot tries again"
             )
+            self._flush_at = len(self._rows) + _MAX_WAITING_ROWS
             return
-        self._rows = []
+        self._rows, self._flush_at = [], _MAX_WAITING_ROWS
 
 
 def read_cuts(

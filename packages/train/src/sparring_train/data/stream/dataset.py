@@ -24,6 +24,7 @@ from sparring_train.data.table.dataset import read_table
 from sparring_train.data.table.decode import Decoder
 from sparring_train.data.table.files import find_files
 from sparring_train.data.table.parquet_rows import ParquetRows
+from sparring_train.data.table.strings import make_string_writer
 from sparring_train.registered_kinds import stream_kinds
 from sparring_train.streams import OffsetGoneError, StreamSource
 
@@ -74,7 +75,10 @@ class StreamDataset:
             for name, kind in data.id_types.items()
         }
         self.schema: Schema = replace(data.columns.with_origins(origins), label=label)
-        self._decoder = MessageDecoder(data, label, request.rank)
+        # A replay reads events of which the run has stored the strings.
+        is_chosen = data.dictionary and data.cuts_from is None
+        self._strings = make_string_writer(is_chosen, request)
+        self._decoder = MessageDecoder(data, label, request.rank, self._strings)
         self._parser: Parser = self._decoder
         self._source: StreamSource | None = None
         self._reader: PartitionReader | None = None
@@ -99,7 +103,9 @@ class StreamDataset:
         self._begin_at(positions or None)
 
     def states(self, step: int) -> Mapping[str, State]:
-        """See `StreamedDataset.states`."""
+        """See `StreamedDataset.states`. Also writes the strings of the trained events."""
+        if self._strings is not None:
+            self._strings.flush()
         return {}
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from sparring.errors import DataError
 from sparring_train.columns import ColumnBatch, Label
 from sparring_train.config.sections.stream import StreamData
 from sparring_train.data.stream.event_times import EventTimes
-from sparring_train.data.table.decode import SKIP_ADVICE, Decoder, RawRows
+from sparring_train.data.table.decode import SKIP_ADVICE, Decoder, RawRows, StringReceiver
 from sparring_train.data.table.parquet_rows import find_type_family
 from sparring_train.streams import StreamMessage
 
@@ -83,16 +83,23 @@ class MessageDecoder:
         data: the section of the configuration.
         label: see `OpenRequest`.
         rank: this rank, for the name of the file of dead letters.
+        strings: receives hashed strings, if given.
     """
 
-    def __init__(self, data: StreamData, label: Label | None, rank: int) -> None:
+    def __init__(
+        self,
+        data: StreamData,
+        label: Label | None,
+        rank: int,
+        strings: StringReceiver | None = None,
+    ) -> None:
         self._data = data
         self._label = data.label if label is not None else None
         names = (*data.categorical, *data.numeric, self._label, data.weight, data.event_time)
         self._columns = list(dict.fromkeys(name for name in names if name is not None))
         self._known: set[str] | None = None
         # Bad rows are found and skipped here, so that each is reported with its message.
-        self._decoder = Decoder(data.model_copy(update={"bad_rows": "refuse"}), label)
+        self._decoder = Decoder(data.model_copy(update={"bad_rows": "refuse"}), label, strings)
         self._times = EventTimes(data)
         self._skips = data.bad_rows == "skip"
         self._letters: Path | None = None

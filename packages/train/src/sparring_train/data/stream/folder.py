@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it ships no types
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 from pyarrow import parquet
 
 from sparring.errors import DataError
@@ -33,6 +34,9 @@ _ENDING = ".parquet"
 _ROOT = "."
 """Name of the only partition of a folder without subfolders."""
 _POLL_SECONDS = 0.05
+"""Time between two listings of a folder."""
+_MAX_REMOTE_POLL_SECONDS = 1.0
+"""The same for an object store that has had no new file for a while. Each listing is a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,11 @@ class FolderSource:
                 "plugin for this kind of stream is installed",
                 path=url,
             ) from error
+        is_local = isinstance(self._system, LocalFileSystem)
+        self._max_poll_seconds = _POLL_SECONDS if is_local else _MAX_REMOTE_POLL_SECONDS
         self._files: dict[str, list[_File]] = {}
+        # Partition → time of the next listing, and time between listings.
+        self._polls: dict[str, tuple[float, float]] = {}
         self._group: tuple[str, int, Any] | None = None
 
     def partitions(self) -> Sequence[str]:
@@ -89,13 +97,16 @@ class FolderSource:
         """Returns the rows from `offset` to at most the end of their row group, as one message."""
         files = self._files.get(partition, [])
         while not files or files[-1].end <= offset:
+            due, pause = self._polls.get(partition, (0.0, _POLL_SECONDS))
+            time.sleep(max(min(due, deadline) - time.monotonic(), 0))
+            if due > deadline:
+                return StreamRead(offset)
             files = self._listed(partition)
             if files and files[-1].end > offset:
+                self._polls.pop(partition, None)
                 break
-            rest = deadline - time.monotonic()
-            if rest <= 0:
-                return StreamRead(offset)
-            time.sleep(min(_POLL_SECONDS, rest))
+            due = time.monotonic() + pause
+            self._polls[partition] = due, min(2 * pause, self._max_poll_seconds)
         if offset < files[0].begin:
             raise OffsetGoneError(self._url, partition, offset, files[0].begin)
         file = files[bisect_right([each.begin for each in files], offset) - 1]

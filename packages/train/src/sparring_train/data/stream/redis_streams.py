@@ -6,6 +6,7 @@ which Redis counts. Therefore entries that were trimmed before they were read ar
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ from sparring_train.config.sections.stream import RedisStreamOptions
 from sparring_train.streams import OffsetGoneError, StreamMessage, StreamRead
 
 __all__ = ["RedisSource"]
+
+_log = logging.getLogger(__name__)
 
 _PAGE = 1000
 """Number of entries that are read at a time to find an offset."""
@@ -68,7 +71,12 @@ class RedisSource:
         return self._streams
 
     def earliest_offsets(self) -> Mapping[str, int]:
-        return {name: self._info(name)[0] for name in self._streams}
+        found = {}
+        for name in self._streams:
+            found[name], end = self._info(name)
+            if not end:
+                _log.warning("%s: stream %s has no entry; check its name", self._url, name)
+        return found
 
     def end_offsets(self) -> Mapping[str, int]:
         return {name: self._info(name)[1] for name in self._streams}

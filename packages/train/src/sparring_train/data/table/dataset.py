@@ -15,7 +15,7 @@ from sparring_train.data.table.decode import SKIP_ADVICE, Decoder
 from sparring_train.data.table.files import find_files
 from sparring_train.data.table.parquet_dataset import ParquetDataset
 from sparring_train.data.table.parquet_rows import ParquetRows
-from sparring_train.data.table.strings import StringWriter
+from sparring_train.data.table.strings import make_string_writer
 
 __all__ = ["open_table", "read_table"]
 
@@ -29,7 +29,7 @@ def open_table(data: TableData, request: OpenRequest) -> Dataset:
         DataError: there is no file, a column is missing, or the split cannot be computed.
     """
     files = find_files(data.path)
-    strings = _string_writer(data, request)
+    strings = make_string_writer(data.dictionary, request)
     label = data.label if request.label is not None else None
     columns = _given(*data.categorical, *data.numeric, label, data.weight)
     users = data.history.by if data.history is not None else None
@@ -98,17 +98,6 @@ def _check_separator(data: TableData) -> None:
             "null; set it to the separator of ids in CSV lists, or convert the file to Parquet",
             path=data.path,
         )
-
-
-def _string_writer(data: TableData, request: OpenRequest) -> StringWriter | None:
-    if not data.dictionary or request.is_saved:
-        return None
-    if request.snapshots_url is None:
-        raise DataError(
-            "data.dictionary: true stores strings in the folder of snapshots, but snapshots.url is null; "
-            "set it to a folder"
-        )
-    return StringWriter(request.snapshots_url, request.rank)
 
 
 def _given(*names: str | None) -> tuple[str, ...]:

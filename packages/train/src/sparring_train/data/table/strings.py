@@ -22,8 +22,9 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from sparring.errors import DataError
+from sparring_train.data.dataset import OpenRequest
 
-__all__ = ["StringErasure", "StringWriter", "erase_strings", "find_strings"]
+__all__ = ["StringErasure", "StringWriter", "erase_strings", "find_strings", "make_string_writer"]
 
 Ids = npt.NDArray[np.int64]
 
@@ -92,6 +93,26 @@ class StringWriter:
                     path=name,
                 ) from error
         self._waiting, self._num_waiting = {}, 0
+
+
+def make_string_writer(is_chosen: bool, request: OpenRequest) -> StringWriter | None:
+    """Returns the writer of a run, or None if it stores no strings.
+
+    Args:
+        is_chosen: whether `data.dictionary` is true.
+        request: properties of the run.
+
+    Raises:
+        DataError: the run has no folder for them.
+    """
+    if not is_chosen or request.is_saved:
+        return None
+    if request.snapshots_url is None:
+        raise DataError(
+            "data.dictionary: true stores strings in the folder of snapshots, but snapshots.url is null; "
+            "set it to a folder"
+        )
+    return StringWriter(request.snapshots_url, request.rank)
 
 
 def find_strings(url: str, feature: str, ids: Sequence[int] | Ids) -> list[str | None]:
