@@ -49,6 +49,7 @@ class Folder:
         base: int | None = None,
         dtype: str = "fp32",
         tables: Sequence[TableConfig] = (ITEM, USER),
+        model: Mapping[str, bytes] | None = None,
     ) -> Path:
         keys = KEYS if base is None else KEYS[:50]
         content = {}
@@ -56,7 +57,7 @@ class Folder:
             rows = np.full((len(keys), table.dim), 0.5, np.float32)
             rows[:, 0], rows[:, 1], rows[:, 2] = step, keys, -keys
             content[table] = dict(zip(keys.tolist(), rows, strict=True))
-        return self.publish_rows(content, step, base, dtype)
+        return self.publish_rows(content, step, base, dtype, model)
 
     def publish_rows(
         self,
@@ -64,8 +65,10 @@ class Folder:
         step: int = 1,
         base: int | None = None,
         dtype: str = "fp32",
+        model: Mapping[str, bytes] | None = None,
     ) -> Path:
-        """Publishes the given rows by table and key; `dtype` is that of `item`."""
+        """Publishes the given rows by table and key; `dtype` is that of `item`, and `model` are the files
+        of the model."""
         run = f"{self.path}/run/step-{step}"
         over = None if base is None else f"{self.path}/run/step-{base}"
         writer = SnapshotWriter(run, step=step, base=over)
@@ -79,7 +82,8 @@ class Folder:
         written = f"{self.served}/step-{step}"
         over = None if base is None else f"{self.served}/step-{base}"
         quantize = {"item": dtype} if ITEM in tables else {}
-        sparring_packed.write(run, written, base=over, quantize=quantize)
+        options = sparring_packed.WriteOptions(model=model or {})
+        sparring_packed.write(run, written, base=over, quantize=quantize, options=options)
         return Path(written)
 
 

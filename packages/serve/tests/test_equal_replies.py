@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sparring_packed
 from sparring_serve.server.native_front_end import EXECUTABLE
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.messages import (
@@ -20,6 +21,7 @@ from sparring_serve.wire.messages import (
     Missing,
     PullReply,
     PullRequest,
+    ReadModelRequest,
     RecommendRequest,
     RowDtype,
     ScanReply,
@@ -92,6 +94,20 @@ REQUESTS: list[tuple[str, Any]] = [
     (f"{SERVICE}/Scan", ScanRequest("item", "", 0)),
     (f"{SERVICE}/Scan", ScanRequest("item", "a" * 32, 3)),
     (f"{SERVICE}/Scan", ScanRequest("other", "", 3)),
+    *(
+        (f"{SERVICE}/ReadModel", ReadModelRequest(*fields))
+        for fields in (
+            (),
+            ("parameters",),
+            ("parameters", "", 300, 100),
+            ("preprocessing", "", 256),
+            ("preprocessing", "", 257),
+            ("parameters", "", -1),
+            ("weights",),
+            ("parameters", "d" * 32),
+        )
+    ),
+    (f"{SERVICE}/ReadModel", b"\x0b"),
     (f"{SERVICE}/Recommend", RecommendRequest("item", queries=AXES.tobytes(), k=3)),
     (
         f"{SERVICE}/Recommend",
@@ -197,7 +213,8 @@ def both(folder: Folder, **options: Any) -> Iterator[list[FrontEnd]]:
 def test_both_servers_give_the_same_replies(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.publish(1)
-    folder.publish(2, base=1)
+    weights = sparring_packed.encode_parameters({"top": np.arange(300, dtype=np.float32)})
+    folder.publish(2, base=1, model={"parameters": weights, "preprocessing": b"{}".rjust(256)})
     limits = {"max_bytes": 1 << 16, "max_ids": 20_000, "max_k": 500}
     with both(folder, **limits) as servers:
         assert len(REQUESTS) > 70

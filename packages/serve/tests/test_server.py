@@ -368,7 +368,9 @@ def test_tokens_have_roles_and_are_read_again(serve: Serve, tmp_path: Path) -> N
         return call(server.address, f"{SERVICE}/{method}", request, metadata=metadata)[0]
 
     assert code("Pull", "") == code("Pull", OTHER) == "UNAUTHENTICATED"
+    assert code("ReadModel", "") == "UNAUTHENTICATED"
     assert code("Pull", PULL) == code("Describe", ADMIN) == code("Refresh", ADMIN) == "OK"
+    assert code("ReadModel", PULL) == "OK"
     assert code("Refresh", PULL) == "PERMISSION_DENIED"
     # An invalid file leaves the previous tokens in use.
     write(tokens, "pull short\n")

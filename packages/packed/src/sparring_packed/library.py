@@ -41,6 +41,7 @@ __all__ = [
     "DTYPES",
     "STORED",
     "Lookup",
+    "Model",
     "Open",
     "Pack",
     "Refresh",
@@ -118,6 +119,25 @@ class Refresh(_Arguments):
 
 class Verify(_Arguments):
     _fields_ = [("call", _Call)]
+
+
+class Model(_Arguments):
+    _fields_ = [
+        ("call", _Call),
+        ("version", c_char_p),
+        ("file", c_int32),
+        ("num_files", c_int32),
+        ("begin", c_uint64),
+        ("capacity", c_uint64),
+        ("bytes", c_void_p),
+        ("count", c_uint64),
+        ("size_bytes", c_uint64),
+        ("kind", c_char * 32),
+        ("name", c_char * 256),
+        ("hash", c_char * 33),
+        ("step", c_int64),
+        ("version_hash", c_char * 33),
+    ]
 
 
 class Version(_Arguments):

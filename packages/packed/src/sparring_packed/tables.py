@@ -28,11 +28,12 @@ from sparring.errors import (
 )
 from sparring_packed import library as native
 from sparring_packed.filters import read_filter
+from sparring_packed.manifest import ModelFile
 from sparring_packed.mirror import Mirror
 from sparring_packed.top_k_search import BLOCK_ROWS, Jagged, Metric, TopK, TopKSearch
 from sparring_packed.warm_up import WarmUp, WarmUpResult, warm
 
-__all__ = ["PackedTable", "PackedTables", "PackedVersion", "PullResult", "open"]
+__all__ = ["ModelContent", "PackedTable", "PackedTables", "PackedVersion", "PullResult", "open"]
 
 Verify = Literal["all", "open"]
 Missing = Literal["initial", "zeros"]
@@ -159,6 +160,21 @@ class ScannedRows:
     """``(n, dim)`` float32"""
     cursor: tuple[int, int] | None
     """Start of the next chunk, or None after the last chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContent:
+    """Files of the model in one version, and a part of one of them.
+
+    Args:
+        version: hash of the version.
+        files: all files; empty if the version contains only rows.
+        content: the bytes that were read.
+    """
+
+    version: str
+    files: tuple[ModelFile, ...]
+    content: bytes
 
 
 class PackedTables(Closable):
@@ -446,6 +462,51 @@ class PackedTables(Closable):
         count, (first, second) = arguments.count, arguments.cursor
         following = None if arguments.is_done else (int(first), int(second))
         return ScannedRows(ids[:count], rows[:count], following)
+
+    def read_model(
+        self, kind: str, begin: int = 0, max_bytes: int | None = None, *, version: str | None = None
+    ) -> ModelContent:
+        """Lists the files of the model in one version, and reads a part of one of them.
+
+        Args:
+            kind: ``parameters`` or ``preprocessing``; empty to read nothing.
+            begin: offset of the first byte.
+            max_bytes: maximum number of bytes. None reads up to the end of the file.
+            version: see `pull`.
+
+        Raises:
+            InvalidArgumentError: the version is no longer kept, it has no such file, or `begin` is after
+                the end of the file.
+            ClosedError: see `lookup`.
+        """
+        given = native.Model(version=(version or self.version.hash).encode())
+        self._call("model", given)
+        files: list[ModelFile] = []
+        for number in range(given.num_files):
+            given.file = number
+            self._call("model", given)
+            files.append(
+                ModelFile(
+                    name=given.name.decode(),
+                    kind=given.kind.decode(),
+                    size_bytes=given.size_bytes,
+                    hash=given.hash.decode(),
+                )
+            )
+        content = np.empty(0, np.uint8)
+        if kind:
+            kinds = [each.kind for each in files]
+            if kind not in kinds:
+                raise InvalidArgumentError(
+                    f"the version has no file of the model of kind {kind!r}; it has "
+                    f"{', '.join(kinds) or 'only rows'}"
+                )
+            given.file = kinds.index(kind)
+            rest = max(0, files[given.file].size_bytes - begin)
+            content = np.empty(rest if max_bytes is None else min(rest, max_bytes), np.uint8)
+            given.begin, given.capacity, given.bytes = begin, len(content), content.ctypes.data
+            self._call("model", given)
+        return ModelContent(given.version.decode(), tuple(files), content.tobytes())
 
     def top_k(
         self,

@@ -217,6 +217,78 @@ Reply LookupService::scan(std::string_view content, double remaining_seconds) {
   return {grpc::ByteBuffer(slices, std::size(slices)), std::move(admitted)};
 }
 
+Reply LookupService::read_model(std::string_view content, double remaining_seconds) {
+  check_deadline(remaining_seconds);
+  std::string_view kind, version;
+  int64_t begin = 0, max_bytes = 0;
+  for (FieldReader reader("ReadModelRequest", content); reader.next();) {
+    switch (reader.number()) {
+      case 1: kind = reader.text("kind"); break;
+      case 2: version = reader.text("version"); break;
+      case 3: begin = reader.whole("begin"); break;
+      case 4: max_bytes = reader.whole("max_bytes"); break;
+      default: break;
+    }
+  }
+  const auto served = tables_.served();
+  check_tables(*served, {});
+  const int64_t most = settings_.max_bytes;
+  if (max_bytes <= 0 || max_bytes > most) max_bytes = most;
+  Admission::Admitted admitted(admission_, kind.empty() ? 0 : max_bytes);
+  const std::string wanted(version.empty() ? std::string_view(served->versions.front().hash) : version);
+  auto file = arguments_of<SparringPackedModel>();
+  file.version = wanted.c_str();
+  const auto call = [&] {
+    try {
+      tables_.library().model(served->packed.get(), file);
+    } catch (const PackedError& error) {
+      if (error.status == SPARRING_INVALID_ARGUMENT && served->has_version(wanted)) {
+        throw StatusError(StatusCode::INVALID_ARGUMENT, error.what(), "message");
+      }
+      refuse(error, wanted);
+    }
+  };
+  std::string files, kinds;
+  int32_t chosen = -1;
+  uint64_t size_bytes = 0;
+  call();
+  for (; file.file < file.num_files; ++file.file) {
+    call();
+    std::string described;
+    FieldWriter fields(described);
+    fields.text(1, file.kind);
+    fields.whole(2, file.size_bytes);
+    fields.text(3, file.hash);
+    FieldWriter(files).message(1, described);
+    kinds += (kinds.empty() ? "" : ", ") + std::string(file.kind);
+    if (kind != file.kind) continue;
+    chosen = file.file;
+    size_bytes = file.size_bytes;
+  }
+  if (!kind.empty() && chosen < 0) {
+    throw StatusError(StatusCode::INVALID_ARGUMENT,
+                      "the version has no file of the model of kind " + quoted(kind) + "; it has " +
+                          (kinds.empty() ? "only rows" : kinds),
+                      "message");
+  }
+  file.begin = static_cast<uint64_t>(begin);
+  const uint64_t rest = size_bytes - std::min(file.begin, size_bytes);
+  file.capacity = std::min(rest, static_cast<uint64_t>(max_bytes));
+  ReplyBuffer bytes(file.capacity);
+  if (chosen >= 0) {
+    file.file = chosen;
+    file.bytes = reinterpret_cast<uint8_t*>(bytes.data());
+    call();
+    if (file.count != 0) FieldWriter(files).begin_bytes(2, file.count);
+  }
+  std::string tail;
+  for (const Version& each : served->versions) {
+    if (each.hash == wanted) FieldWriter(tail).message(3, each.encoded);
+  }
+  const grpc::Slice slices[] = {files, bytes.part(0, file.count), tail};
+  return {grpc::ByteBuffer(slices, std::size(slices)), std::move(admitted)};
+}
+
 std::string LookupService::describe(std::string_view content) {
   for (FieldReader reader("DescribeRequest", content); reader.next();) continue;
   const auto served = tables_.served();

@@ -56,6 +56,7 @@ class LookupService {
   // deadline; `begin` is the time at which the message arrived.
   Reply pull(std::string_view content, double remaining_seconds, Clock::time_point begin);
   Reply scan(std::string_view content, double remaining_seconds);
+  Reply read_model(std::string_view content, double remaining_seconds);
   std::string describe(std::string_view content);
 
   // Throw StatusError: the deadline is missing, too long or has passed; the request is too large.

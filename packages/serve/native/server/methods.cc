@@ -30,6 +30,10 @@ void pull(Call& call) {
 
 void scan(Call& call) { call.reply(service_of(call).scan(call.content(), call.remaining_seconds())); }
 
+void read_model(Call& call) {
+  call.reply(service_of(call).read_model(call.content(), call.remaining_seconds()));
+}
+
 void recommend(Call& call) {
   call.reply(message_of(
       Recommend(service_of(call)).answer(call.content(), call.remaining_seconds(), call.begin())));
@@ -119,6 +123,7 @@ std::unordered_map<std::string, Method> make_methods(bool only_probes) {
   constexpr auto kPull = Role::kPull;
   methods[path(kLookup, "Pull")] = {pull, kPull, true, &Metrics::pulls};
   methods[path(kLookup, "Scan")] = {scan, kPull, true, nullptr, false, true};
+  methods[path(kLookup, "ReadModel")] = {read_model, kPull, true, nullptr, false, true};
   methods[path(kLookup, "Recommend")] = {recommend, kPull, true, &Metrics::recommends, false, true};
   methods[path(kLookup, "Describe")] = {describe, kPull};
   methods[path(kLookup, "Refresh")] = {refresh, Role::kAdmin, true, nullptr, true};

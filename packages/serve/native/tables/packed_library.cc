@@ -43,6 +43,7 @@ PackedLibrary::PackedLibrary(const std::string& path) {
   find(library, "sparring_packed_lookup", lookup_);
   find(library, "sparring_packed_scan", scan_);
   find(library, "sparring_packed_select", select_);
+  find(library, "sparring_packed_model", model_);
 }
 
 PackedLibrary::Handle PackedLibrary::open(const Open& options) const {
@@ -90,6 +91,10 @@ void PackedLibrary::lookup(SparringPacked* packed, SparringPackedLookup& argumen
 
 void PackedLibrary::scan(SparringPacked* packed, SparringPackedScan& arguments) const {
   check(scan_(packed, &arguments), arguments.call);
+}
+
+void PackedLibrary::model(SparringPacked* packed, SparringPackedModel& arguments) const {
+  check(model_(packed, &arguments), arguments.call);
 }
 
 void PackedLibrary::select(SparringPackedSelect& arguments) const {

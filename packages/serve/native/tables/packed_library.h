@@ -41,6 +41,7 @@ class PackedLibrary {
   void lookup(SparringPacked* packed, SparringPackedLookup& arguments) const;
   void scan(SparringPacked* packed, SparringPackedScan& arguments) const;
   void select(SparringPackedSelect& arguments) const;
+  void model(SparringPacked* packed, SparringPackedModel& arguments) const;
 
  private:
   decltype(&sparring_packed_open) open_;
@@ -52,6 +53,7 @@ class PackedLibrary {
   decltype(&sparring_packed_lookup) lookup_;
   decltype(&sparring_packed_scan) scan_;
   decltype(&sparring_packed_select) select_;
+  decltype(&sparring_packed_model) model_;
 };
 
 // Returns zeroed arguments of a call with their size and the CPU.

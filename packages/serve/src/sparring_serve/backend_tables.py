@@ -23,6 +23,7 @@ from sparring_serve.tables.contract import (
     FoundRows,
     Ids,
     LookupResult,
+    ModelPart,
     ReserveRows,
     ScanResult,
     TableShape,
@@ -175,6 +176,12 @@ class BackendTables:
         raise UnsupportedError(
             "the service does not scan tables that are read from the backend of the training; scan "
             "the backend, or serve snapshots"
+        )
+
+    def read_model(self, kind: str, begin: int, max_bytes: int, version: str) -> ModelPart:
+        raise UnsupportedError(
+            "the service has no files of a model, because its tables are read from the backend of the "
+            "training; serve snapshots"
         )
 
     def refresh(self) -> bool:

@@ -15,6 +15,7 @@ from sparring.errors import ClosedError, InvalidArgumentError
 from sparring_serve.client.answer import LookupReply
 from sparring_serve.client.arguments import check_text
 from sparring_serve.client.grpc_transport import AsyncGrpcTransport, GrpcTransport
+from sparring_serve.client.model_steps import ModelFiles, model_steps
 from sparring_serve.client.recommend_steps import (
     Queries,
     Recommendations,
@@ -233,6 +234,24 @@ class LookupClient(Client):
                 if len(part.ids):
                     yield part.ids, part.rows
 
+    def model(self, *, version: str = "", deadline_seconds: float = 30.0) -> ModelFiles:
+        """Returns the parameters and the preprocessing of the model in one version.
+
+        Together with a pull of the same version, a client has all parts of the model in this version.
+
+        Args:
+            version: Hash of a version that the servers keep; empty means the newest that all shards
+                have.
+            deadline_seconds: Deadline of the whole call.
+
+        Raises:
+            InvalidArgumentError: The service does not serve snapshots, because the tables are
+                trainable or are read from the backend of the training.
+            VersionGoneError: The version is no longer kept.
+            DeadlineError, ReplicasFailedError, AccessError: As in `pull`.
+        """
+        return self._run(model_steps(self._session, version, deadline_seconds))
+
     def recommend(
         self,
         table: str,
@@ -334,6 +353,16 @@ class AsyncLookupClient(Client):
         return await self._run(
             self._session.pull_steps(ids, _missing(missing), version, deadline_seconds)
         )
+
+    async def model(self, *, version: str = "", deadline_seconds: float = 30.0) -> ModelFiles:
+        """Returns parameters and preprocessing, like `LookupClient.model`.
+
+        `version` and `deadline_seconds` are those of `LookupClient.model`.
+
+        Raises:
+            SparringError: As in `LookupClient.model`.
+        """
+        return await self._run(model_steps(self._session, version, deadline_seconds))
 
     async def recommend(
         self,

@@ -44,6 +44,7 @@ from sparring_serve.status import Status, StatusError
 from sparring_serve.tables.contract import (
     Ids,
     LookupResult,
+    ModelPart,
     ReserveRows,
     ScanResult,
     TableShape,
@@ -272,6 +273,12 @@ class ParameterShard:
         raise UnsupportedError(
             "the service does not scan trainable tables; save (ParameterClient.save) and read the "
             "snapshot, or publish and serve it"
+        )
+
+    def read_model(self, kind: str, begin: int, max_bytes: int, version: str) -> ModelPart:
+        raise UnsupportedError(
+            "the service has no files of a model, because its tables are trainable; serve snapshots of "
+            "the training"
         )
 
     def refresh(self) -> bool:

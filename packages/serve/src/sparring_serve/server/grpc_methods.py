@@ -20,6 +20,7 @@ import grpc
 
 from sparring.errors import DeadlineError
 from sparring_serve import inference
+from sparring_serve.model_parts import read_model
 from sparring_serve.recommendation import recommend
 from sparring_serve.security import Tokens, check_local
 from sparring_serve.server.audit import AUDITED, AuditLine
@@ -129,6 +130,9 @@ class Methods:
     def scan(self, content: bytes, context: Any) -> bytes:
         return self.service.scan(content, context.time_remaining())
 
+    def read_model(self, content: bytes, context: Any) -> bytes:
+        return read_model(self.service, content, context.time_remaining())
+
     def recommend(self, content: bytes, context: Any) -> bytes:
         waited = self.watch.waited_seconds()
         return recommend(self.service, content, context.time_remaining(), waited_seconds=waited)
@@ -193,6 +197,7 @@ def make_method_table(methods: Methods) -> dict[str, Method]:
     handlers = {
         f"/{SERVICE}/Pull": Method(methods.pull, "pull", deadline, note_pull),
         f"/{SERVICE}/Scan": Method(methods.scan, "pull", deadline),
+        f"/{SERVICE}/ReadModel": Method(methods.read_model, "pull", deadline),
         f"/{SERVICE}/Recommend": Method(methods.recommend, "pull", deadline, note_recommend),
         f"/{SERVICE}/Describe": Method(methods.describe, "pull"),
         f"/{SERVICE}/Refresh": Method(methods.refresh, "admin", deadline),

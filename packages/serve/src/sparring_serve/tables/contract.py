@@ -17,12 +17,19 @@ from sparring import Columns, Storage
 from sparring.adapter import dedup, initial_rows
 from sparring.contracts import Dedup, Initializer, TableConfig, read_embeddings
 from sparring.errors import SparringError
-from sparring_serve.wire.messages import GateMessage, InitialValues, Missing, RowDtype
+from sparring_serve.wire.messages import (
+    GateMessage,
+    InitialValues,
+    Missing,
+    ModelFileMessage,
+    RowDtype,
+)
 
 __all__ = [
     "FoundRows",
     "Ids",
     "LookupResult",
+    "ModelPart",
     "ReserveRows",
     "ScanResult",
     "ServingTables",
@@ -117,6 +124,16 @@ class ScanResult:
     version: Version
 
 
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """Files of the model in one version, and a part of one of them."""
+
+    version: Version
+    files: Sequence[ModelFileMessage] = ()
+    """Empty if the version contains only rows."""
+    content: bytes = b""
+
+
 class ServingTables(Protocol):
     """Tables of a folder of serving snapshots, in the kept versions."""
 
@@ -169,6 +186,21 @@ class ServingTables(Protocol):
             VersionGoneError: The version is not kept.
             InvalidArgumentError: The cursor is invalid.
             UnsupportedError: These tables do not support scans.
+        """
+
+    def read_model(self, kind: str, begin: int, max_bytes: int, version: str) -> ModelPart:
+        """Lists the files of the model in one version, and reads a part of one of them.
+
+        Args:
+            kind: Kind of the file; empty to read nothing.
+            begin: Offset of the first byte.
+            max_bytes: Maximum number of bytes.
+            version: Hash of a kept version; empty means the newest.
+
+        Raises:
+            VersionGoneError: The version is not kept.
+            InvalidArgumentError: The version has no file of this kind, or `begin` is after its end.
+            UnsupportedError: These tables do not belong to a published model.
         """
 
     def refresh(self) -> bool:

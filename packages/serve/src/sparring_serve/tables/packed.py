@@ -20,6 +20,7 @@ from sparring_serve.tables.contract import (
     FoundRows,
     Ids,
     LookupResult,
+    ModelPart,
     ReserveRows,
     ScanResult,
     TableShape,
@@ -27,7 +28,13 @@ from sparring_serve.tables.contract import (
     VersionGoneError,
 )
 from sparring_serve.tables.recent_ids import RecentIds
-from sparring_serve.wire.messages import GateMessage, InitialValues, Missing, RowDtype
+from sparring_serve.wire.messages import (
+    GateMessage,
+    InitialValues,
+    Missing,
+    ModelFileMessage,
+    RowDtype,
+)
 
 __all__ = ["PackedServingTables", "initial_values_of", "open_packed_tables"]
 
@@ -313,6 +320,18 @@ class PackedServingTables:
             pin = f"{gate.pin}, by the {gate.pinned_by}" if gate.pin else "none"
             _log.warning("the gate is %s (%s); pin: %s", state, gate.reason or "no reason", pin)
         self.gate = gate
+
+    def read_model(self, kind: str, begin: int, max_bytes: int, version: str) -> ModelPart:
+        versions = {each.hash: each for each in self._versions}
+        wanted = version or self._versions[0].hash
+        try:
+            found = self._packed.read_model(kind, begin, max_bytes, version=wanted)
+        except InvalidArgumentError as error:
+            if wanted not in [each.hash for each in self._packed.versions]:
+                raise VersionGoneError(f"version {wanted}: {error}") from None
+            raise
+        files = [ModelFileMessage(each.kind, each.size_bytes, each.hash) for each in found.files]
+        return ModelPart(versions[wanted], files, found.content)
 
     def refresh(self) -> bool:
         self._note_gate()

@@ -15,6 +15,7 @@ from sparring_serve.tables.contract import (
     FoundRows,
     Ids,
     LookupResult,
+    ModelPart,
     ReserveRows,
     ScanResult,
     TableShape,
@@ -131,6 +132,12 @@ class MemoryTables:
         found = self._found(table, ids, rows.get(table, {}), Missing.ZERO).rows
         following = str(end).encode() if end < len(keys) else b""
         return ScanResult(ids, found, following, found_version)
+
+    def read_model(self, kind: str, begin: int, max_bytes: int, version: str) -> ModelPart:
+        for found_version, _ in self._kept:
+            if not version or found_version.hash == version:
+                return ModelPart(found_version)
+        raise VersionGoneError(f"version {version} is not kept")
 
     def refresh(self) -> bool:
         with self._lock:

@@ -29,11 +29,14 @@ __all__ = [
     "FlushRequest",
     "InitialValues",
     "Missing",
+    "ModelFileMessage",
     "ParametersMessage",
     "PullReply",
     "PullRequest",
     "PushReply",
     "PushRequest",
+    "ReadModelReply",
+    "ReadModelRequest",
     "RecommendReply",
     "RecommendRequest",
     "RefreshReply",
@@ -149,6 +152,28 @@ class RecommendReply:
     num_ids: Buffer = data(3)
     version: VersionMessage = one(4, VersionMessage)
     newest: str = text(5)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadModelRequest:
+    kind: str = text(1)
+    version: str = text(2)
+    begin: int = number(3)
+    max_bytes: int = number(4)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFileMessage:
+    kind: str = text(1)
+    size_bytes: int = number(2)
+    hash: str = text(3)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadModelReply:
+    files: tuple[ModelFileMessage, ...] = many(1, ModelFileMessage)
+    content: Buffer = data(2)
+    version: VersionMessage = one(3, VersionMessage)
 
 
 @dataclass(frozen=True, slots=True)
