@@ -38,7 +38,7 @@ from sparring_serve.wire.messages import (
     VersionMessage,
 )
 
-from .conftest import KINDS, Serve
+from .conftest import Serve
 from .front_ends import ITEM, Folder, FrontEnd, call
 
 CONFIG = ClientConfig(deadline_seconds=9)
@@ -50,11 +50,6 @@ def model_of(step: int, num_elements: int = 3) -> dict[str, bytes]:
         "parameters": sparring_packed.encode_parameters({"top.weight": weights}),
         "preprocessing": json.dumps({"step": step}).rjust(256).encode(),
     }
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture
