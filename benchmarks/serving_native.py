@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,19 +30,20 @@ from sparring_serve.server.native_front_end import EXECUTABLE
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import SERVICE, PullRequest, TableIds
 
-__all__ = ["measure"]
+__all__ = ["PACKAGE", "PROGRAM_SETTINGS", "TOKEN", "Server", "measure", "serve"]
 
 TABLE_ROWS, DIM, IDS, ROUNDS = 500_000, 64, 100, 3
 RATE, SECONDS = 5_000, 2.0
 """Calls per second at the fixed rate, and duration of a round."""
 MICROS, MICROS_TLS, ECHO_BAR, P99_BAR, PYTHON_BAR = 80, 130, 1.4, 1.0, 2.0
 _TICK = os.sysconf("SC_CLK_TCK")
-_TOKEN = "benchmark-token-1"
-_PACKAGE = Path(__file__).parents[1] / "packages/serve"
+TOKEN = "benchmark-token-1"
+PACKAGE = Path(__file__).parents[1] / "packages/serve"
+PROGRAM_SETTINGS = ("-DSPARRING_SERVE_BENCHMARKS=ON", "-DCMAKE_BUILD_TYPE=Release")
 
 
 @dataclass(frozen=True)
-class _Server:
+class Server:
     process: subprocess.Popen[str]
     address: str
     request: Path
@@ -70,9 +71,9 @@ def measure(scale: Scale) -> list[Figure]:
         return [Figure("native server", "not measured", detail="it was not built")]
     with ExitStack() as closing:
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
-        settings = ("-DSPARRING_SERVE_BENCHMARKS=ON", "-DCMAKE_BUILD_TYPE=Release")
         load, echo = (
-            build_program(name, _PACKAGE, folder / "build", settings) for name in ("load", "echo")
+            build_program(name, PACKAGE, folder / "build", PROGRAM_SETTINGS)
+            for name in ("load", "echo")
         )
         keys = _write(folder, scale.rows(TABLE_ROWS))
         request = folder / "request"
@@ -84,15 +85,15 @@ def measure(scale: Scale) -> list[Figure]:
             with ExitStack() as serving:
                 servers = {
                     "echo": serving.enter_context(_echo(echo, request, tls)),
-                    "native": serving.enter_context(_serve(folder, "native", request, tls)),
-                    "python": serving.enter_context(_serve(folder, "python", request, tls)),
+                    "native": serving.enter_context(serve(folder, "native", request, tls)),
+                    "python": serving.enter_context(serve(folder, "python", request, tls)),
                 }
                 figures += _compare(load, servers, scale, has_tls=bool(tls))
     return figures
 
 
 def _compare(
-    load: Path, servers: dict[str, _Server], scale: Scale, *, has_tls: bool
+    load: Path, servers: dict[str, Server], scale: Scale, *, has_tls: bool
 ) -> list[Figure]:
     at_rate: dict[str, list[_Sample]] = {name: [] for name in servers}
     fast: dict[str, list[_Sample]] = {name: [] for name in servers}
@@ -125,18 +126,18 @@ def _compare(
     ]  # fmt: skip
 
 
-def _run(load: Path, server: _Server, rate: float, scale: Scale) -> _Sample:
+def _run(load: Path, server: Server, rate: float, scale: Scale) -> _Sample:
     """Sends calls to a server and returns what it cost."""
     seconds = 0.3 if scale.is_quick else SECONDS
     method = f"/{SERVICE}/Pull"
-    arguments = [server.address, method, server.request, rate, seconds, _TOKEN]
+    arguments = [server.address, method, server.request, rate, seconds, TOKEN]
     begin = server.processor_seconds()
     ran = subprocess.run(
         [load, *map(str, arguments), *([server.ca] if server.ca else [])],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     spent = server.processor_seconds() - begin
-    calls, per_second, _, p99, late, errors = map(float, ran.stdout.split())
+    calls, per_second, _, p99, late, errors, *_ = map(float, ran.stdout.split())
     if errors:
         raise AssertionError(f"{errors:.0f} calls failed")
     return _Sample(1e6 * spent / calls, per_second, p99 / 1e3, late / 1e3)
@@ -159,7 +160,7 @@ def _make_certificate(folder: Path) -> Path:
 
 
 @contextmanager
-def _echo(program: Path, request: Path, tls: str) -> Iterator[_Server]:
+def _echo(program: Path, request: Path, tls: str) -> Iterator[Server]:
     files = [tls, tls.replace(".pem", ".key")] if tls else []
     command = [str(program), str(IDS * DIM * 4 + 140), *files]
     with subprocess.Popen(
@@ -169,25 +170,31 @@ def _echo(program: Path, request: Path, tls: str) -> Iterator[_Server]:
         assert process.stdin is not None
         port = int(process.stdout.readline())
         try:
-            yield _Server(process, f"127.0.0.1:{port}", request, tls)
+            yield Server(process, f"127.0.0.1:{port}", request, tls)
         finally:
             process.stdin.close()
 
 
 @contextmanager
-def _serve(folder: Path, front_end: str, request: Path, tls: str) -> Iterator[_Server]:
+def serve(
+    folder: Path,
+    front_end: str,
+    request: Path = Path(),
+    tls: str = "",
+    options: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """Runs `sparring serve` with the snapshots of a folder in a block."""
     tokens = folder / "tokens"
-    tokens.write_text(f"pull {_TOKEN}\n")
+    tokens.write_text(f"pull {TOKEN}\n")
     config = folder / "serving.yaml"
     config.write_text(f"snapshots: {folder}/served\n")
-    options = {"front_end": front_end, "address": "127.0.0.1:0", "metrics_port": "0"}
-    options["token_file"] = str(tokens)
     # A server with 4 threads rejects calls if a busy machine delays 64 of them.
-    options["threads"] = "16"
+    given = {"front_end": front_end, "address": "127.0.0.1:0", "metrics_port": "0", "threads": "16"}
+    given |= {"token_file": str(tokens), **(options or {})}
     if tls:
-        options["tls"] = f"{{certificate_file: {tls}, key_file: {tls.replace('.pem', '.key')}}}"
-    given = [f"server.{key}={value}" for key, value in options.items()]
-    command = [sys.executable, "-m", "sparring", "serve", str(config), *given]
+        given["tls"] = f"{{certificate_file: {tls}, key_file: {tls.replace('.pem', '.key')}}}"
+    overrides = [f"server.{key}={value}" for key, value in given.items()]
+    command = [sys.executable, "-m", "sparring", "serve", str(config), *overrides]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         lines = []
@@ -199,6 +206,6 @@ def _serve(folder: Path, front_end: str, request: Path, tls: str) -> Iterator[_S
             raise AssertionError("".join(lines))
         ready = lines[-1]
         try:
-            yield _Server(process, ready.split("ready on ")[1].split(": step")[0], request, tls)
+            yield Server(process, ready.split("ready on ")[1].split(": step")[0], request, tls)
         finally:
             process.terminate()

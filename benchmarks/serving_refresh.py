@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from sparring import ScanChunk, SnapshotWriter, TableConfig, TableDescription
 from sparring.errors import SparringError
 from sparring_serve import ClientConfig, LookupClient, ServerConfig, ServingConfig
 
-__all__ = ["measure"]
+__all__ = ["SHARE", "publish_deltas", "measure"]
 
 TABLE_ROWS, SHARE, DIM, BATCH, DELTAS = 10_000_000, 10, 64, 1_000, 3
 """Each delta changes one in `SHARE` rows."""
@@ -53,7 +53,7 @@ def measure(scale: Scale) -> list[Figure]:
     num_rows, seconds = scale.rows(TABLE_ROWS), SECONDS if not scale.is_quick else 1.0
     deltas = scale.rounds(DELTAS)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as closing:
-        sizes = _publish(Path(folder), num_rows, deltas)
+        sizes = publish_deltas(Path(folder), num_rows, deltas)
         server = closing.enter_context(process(_serve, f"{folder}/served"))
         address, number = server.recv().split()
         client = closing.enter_context(process(_ask, f"{address} {num_rows}"))
@@ -159,9 +159,9 @@ def _figures(
 # -- served rows ----------------------------------------------------------------------------------
 
 
-def _rows_of(keys: npt.NDArray[np.int64], step: npt.NDArray[np.float32]) -> Any:
+def _rows_of(keys: npt.NDArray[np.int64], step: npt.NDArray[np.float32], dim: int = DIM) -> Any:
     """Returns rows: the step that wrote them, then numbers computed from key and step."""
-    columns = np.arange(DIM, dtype=np.float32)
+    columns = np.arange(dim, dtype=np.float32)
     rows = columns * (keys % 1009).astype(np.float32)[:, None] + step[:, None]
     rows[:, 0] = step
     return rows
@@ -173,9 +173,10 @@ def _step_of(keys: npt.NDArray[np.int64], step: int) -> npt.NDArray[np.float32]:
     return np.where((part >= 1) & (part < step), part + 1, 1).astype(np.float32)
 
 
-def _publish(folder: Path, num_rows: int, deltas: int) -> dict[int, int]:
+def publish_deltas(folder: Path, num_rows: int, deltas: int, dim: int = DIM) -> dict[int, int]:
     """Writes a full serving snapshot, and uncommitted deltas; returns the bytes of each."""
     sizes = {}
+    table = replace(_TABLE, dim=dim)
     for step in range(1, deltas + 2):
         keys = np.arange(num_rows, dtype=np.int64)
         keys = keys if step == 1 else keys[keys % SHARE == step - 1]
@@ -183,12 +184,12 @@ def _publish(folder: Path, num_rows: int, deltas: int) -> dict[int, int]:
         writer = SnapshotWriter(f"{folder}/run/step-{step}", step=step, base=base)
         chunks = (
             ScanChunk(
-                some, _rows_of(some, np.full(len(some), step, np.float32)),
+                some, _rows_of(some, np.full(len(some), step, np.float32), dim),
                 np.zeros(len(some), np.uint64),
             )
             for some in (keys[at : at + _CHUNK] for at in range(0, len(keys), _CHUNK))
         )  # fmt: skip
-        writer.write_table(TableDescription.of(_TABLE), chunks, [])
+        writer.write_table(TableDescription.of(table), chunks, [])
         writer.finish()
         writer.commit()
         served = f"{folder}/served/step-{step}"

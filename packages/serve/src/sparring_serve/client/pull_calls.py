@@ -134,11 +134,11 @@ class PullCalls:
             )
         found = read_found(given.found, count)
         is_sparse = self._asked.missing == Missing.ONLY_FOUND
-        if isinstance(part.positions, slice) and not is_sparse:
-            # Decode directly into the result, so that rows are copied once.
-            read_rows(given.rows, dim, self._asked.row_dtype, table.rows[part.positions])
-        elif self._asked.row_dtype == RowDtype.FLOAT32 and not is_sparse:
+        # Decode directly into the result, so that rows are copied once.
+        if self._asked.row_dtype == RowDtype.FLOAT32 and not is_sparse:
             table.rows[part.positions] = view_rows(given.rows, count, dim)
+        elif isinstance(part.positions, slice) and not is_sparse:
+            read_rows(given.rows, dim, self._asked.row_dtype, table.rows[part.positions])
         else:
             rows = np.empty((int(found.sum()) if is_sparse else count, dim), np.float32)
             read_rows(given.rows, dim, self._asked.row_dtype, rows)
@@ -148,7 +148,8 @@ class PullCalls:
                 rows = whole
             table.rows[part.positions] = rows
         table.found[part.positions] = found
-        table.status[part.positions] = np.where(found, RowStatus.FRESH, RowStatus.ABSENT)
+        # RowStatus.FRESH is 0, and ABSENT is 1.
+        table.status[part.positions] = ~found
         if given.failed:
             failed = read_found(given.failed, count)
             positions = np.arange(len(table.rows))[part.positions][failed]

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -63,18 +64,18 @@ MAX_ATTEMPTS = 3
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Description:
     """Descriptions of the shards that replied."""
 
     shards: Mapping[int, DescribeReply]
 
-    @property
+    @cached_property
     def dims(self) -> dict[str, int]:
         """Table → dim."""
         return {each.name: each.dim for each in next(iter(self.shards.values())).tables}
 
-    @property
+    @cached_property
     def dtypes(self) -> dict[str, str]:
         """Table → data type of its stored rows."""
         return {each.name: each.dtype for each in next(iter(self.shards.values())).tables}
@@ -89,12 +90,12 @@ class Description:
         is_stored = bool(tables) and all(self.dtypes[each] == "int8" for each in tables)
         return RowDtype.INT8 if has_snapshots and is_stored else RowDtype.FLOAT32
 
-    @property
+    @cached_property
     def max_ids(self) -> int:
         """Maximum number of ids per call that all servers accept."""
         return min(each.max_ids for each in self.shards.values())
 
-    @property
+    @cached_property
     def max_deadline_seconds(self) -> float:
         """Maximum deadline that all servers accept."""
         return min(each.max_deadline_seconds for each in self.shards.values())
