@@ -44,6 +44,8 @@ BENCHMARKS = (
     "cache_refresh",
     "serving",
     "serving_native",
+    "native_client",
+    "native_refresh",
     "serving_processes",
     "tiers",
     "serving_lookup",

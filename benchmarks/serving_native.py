@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from sparring_serve.server.native_front_end import EXECUTABLE
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import SERVICE, PullRequest, TableIds
 
-__all__ = ["PACKAGE", "PROGRAM_SETTINGS", "TOKEN", "Server", "measure", "serve"]
+__all__ = ["PACKAGE", "PROGRAM_SETTINGS", "TOKEN", "Server", "echo", "measure", "serve"]
 
 TABLE_ROWS, DIM, IDS, ROUNDS = 500_000, 64, 100, 3
 RATE, SECONDS = 5_000, 2.0
@@ -46,7 +46,6 @@ PROGRAM_SETTINGS = ("-DSPARRING_SERVE_BENCHMARKS=ON", "-DCMAKE_BUILD_TYPE=Releas
 class Server:
     process: subprocess.Popen[str]
     address: str
-    request: Path
     ca: str = ""
 
     def processor_seconds(self) -> float:
@@ -71,10 +70,10 @@ def measure(scale: Scale) -> list[Figure]:
         return [Figure("native server", "not measured", detail="it was not built")]
     with ExitStack() as closing:
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
-        load, echo = (
+        programs = [
             build_program(name, PACKAGE, folder / "build", PROGRAM_SETTINGS)
             for name in ("load", "echo")
-        )
+        ]
         keys = _write(folder, scale.rows(TABLE_ROWS))
         request = folder / "request"
         ids = np.random.default_rng(1).choice(keys, IDS, replace=False)
@@ -84,24 +83,26 @@ def measure(scale: Scale) -> list[Figure]:
         for tls in ("", str(certificate)):
             with ExitStack() as serving:
                 servers = {
-                    "echo": serving.enter_context(_echo(echo, request, tls)),
-                    "native": serving.enter_context(serve(folder, "native", request, tls)),
-                    "python": serving.enter_context(serve(folder, "python", request, tls)),
+                    "echo": serving.enter_context(echo(programs[1], IDS * DIM * 4 + 140, tls)),
+                    "native": serving.enter_context(serve(folder, "native", tls)),
+                    "python": serving.enter_context(serve(folder, "python", tls)),
                 }
-                figures += _compare(load, servers, scale, has_tls=bool(tls))
+                figures += _compare(programs[0], request, servers, scale, has_tls=bool(tls))
     return figures
 
 
 def _compare(
-    load: Path, servers: dict[str, Server], scale: Scale, *, has_tls: bool
+    load: Path, request: Path, servers: dict[str, Server], scale: Scale, *, has_tls: bool
 ) -> list[Figure]:
     at_rate: dict[str, list[_Sample]] = {name: [] for name in servers}
     fast: dict[str, list[_Sample]] = {name: [] for name in servers}
     for _ in range(scale.rounds(ROUNDS)):
         for name, server in servers.items():
             # The server in Python cannot answer as many calls.
-            at_rate[name].append(_run(load, server, 0 if name == "python" else RATE, scale))
-            fast[name].append(_run(load, server, 0, scale))
+            at_rate[name].append(
+                _run([load, request], server, 0 if name == "python" else RATE, scale)
+            )
+            fast[name].append(_run([load, request], server, 0, scale))
     micros = {name: median(each.micros for each in some) for name, some in at_rate.items()}
     p99 = {name: median(each.p99_ms for each in some) for name, some in at_rate.items()}
     late = median(each.late_ms for each in at_rate["native"])
@@ -126,11 +127,12 @@ def _compare(
     ]  # fmt: skip
 
 
-def _run(load: Path, server: Server, rate: float, scale: Scale) -> _Sample:
+def _run(program: Sequence[Path], server: Server, rate: float, scale: Scale) -> _Sample:
     """Sends calls to a server and returns what it cost."""
     seconds = 0.3 if scale.is_quick else SECONDS
     method = f"/{SERVICE}/Pull"
-    arguments = [server.address, method, server.request, rate, seconds, TOKEN]
+    load, request = program
+    arguments = [server.address, method, request, rate, seconds, TOKEN]
     begin = server.processor_seconds()
     ran = subprocess.run(
         [load, *map(str, arguments), *([server.ca] if server.ca else [])],
@@ -160,9 +162,10 @@ def _make_certificate(folder: Path) -> Path:
 
 
 @contextmanager
-def _echo(program: Path, request: Path, tls: str) -> Iterator[Server]:
+def echo(program: Path, num_bytes: int, tls: str = "") -> Iterator[Server]:
+    """Runs the echo, which replies with a number of bytes, in a block."""
     files = [tls, tls.replace(".pem", ".key")] if tls else []
-    command = [str(program), str(IDS * DIM * 4 + 140), *files]
+    command = [str(program), str(num_bytes), *files]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -170,7 +173,7 @@ def _echo(program: Path, request: Path, tls: str) -> Iterator[Server]:
         assert process.stdin is not None
         port = int(process.stdout.readline())
         try:
-            yield Server(process, f"127.0.0.1:{port}", request, tls)
+            yield Server(process, f"127.0.0.1:{port}", tls)
         finally:
             process.stdin.close()
 
@@ -179,7 +182,6 @@ def _echo(program: Path, request: Path, tls: str) -> Iterator[Server]:
 def serve(
     folder: Path,
     front_end: str,
-    request: Path = Path(),
     tls: str = "",
     options: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
@@ -206,6 +208,6 @@ def serve(
             raise AssertionError("".join(lines))
         ready = lines[-1]
         try:
-            yield Server(process, ready.split("ready on ")[1].split(": step")[0], request, tls)
+            yield Server(process, ready.split("ready on ")[1].split(": step")[0], tls)
         finally:
             process.terminate()

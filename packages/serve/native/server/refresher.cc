@@ -1,8 +1,5 @@
 #include "server/refresher.h"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <cstdio>
 #include <utility>
@@ -11,14 +8,6 @@
 #include "wire/text.h"
 
 namespace sparring::serve {
-
-namespace {
-
-// A refresh uses a processor only while calls do not need it. At this priority it gets at least a tenth
-// of one.
-constexpr int kNice = 10;
-
-}  // namespace
 
 Refresher::Refresher(ServingTables& tables, Metrics& metrics, double poll_seconds)
     : tables_(tables), metrics_(metrics), poll_seconds_(poll_seconds), thread_([this] { run(); }) {}
@@ -41,8 +30,6 @@ void Refresher::hint(std::function<void(const RefreshResult&)> answer) {
 }
 
 void Refresher::run() {
-  // Linux sets the priority of a thread. Threads that it starts inherit it.
-  setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     const auto is_wanted = [this] { return is_closed_ || !hints_.empty(); };
