@@ -232,8 +232,9 @@ def _window(metric: str, curves: Mapping[str, Points]) -> Figure:
         if len(curves) > 1:
             axes.legend(loc="best")
 
-    caption = f"{shown} of the events in each window, predicted before they were trained."
-    return make_figure(f"{shown[0].upper()}{shown[1:]} over event time", caption, draw)
+    shown_first = f"{shown[0].upper()}{shown[1:]}"
+    caption = f"{shown_first} of the events in each window, predicted before they were trained."
+    return make_figure(f"{shown_first} over event time", caption, draw)
 
 
 def calibration_figure(groups: Sequence[Calibration]) -> Figure | None:
