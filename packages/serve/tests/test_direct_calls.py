@@ -300,6 +300,20 @@ def test_an_idle_connection_does_not_delay_the_end_of_a_server() -> None:
         assert time.monotonic() - begin < 5
 
 
+def test_calls_succeed_in_a_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(WHOLE)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    direct = DirectCalls(is_plain_text=True)
+    direct.note(script.address, is_success=True)
+    assert direct.call(Send(script.address, "Pull", b"", 5.0), None) == ABC
+    direct.close()
+    script.close()
+
+
 def test_only_small_calls_in_plain_text_without_a_proxy_are_direct(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

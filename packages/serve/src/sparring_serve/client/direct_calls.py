@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 import time
+from contextlib import suppress
 from functools import lru_cache
 from urllib.parse import unquote
 
@@ -141,10 +142,11 @@ class DirectCalls:
             connection.used = time.monotonic()
             idle.append(connection)
             if self._closer is None:
-                self._closer = threading.Thread(
-                    target=self._close_idle, name="direct calls", daemon=True
-                )
-                self._closer.start()
+                closer = threading.Thread(target=self._close_idle, name="direct calls", daemon=True)
+                # A process that ends starts no threads, and closes its connections.
+                with suppress(RuntimeError):
+                    closer.start()
+                    self._closer = closer
 
     def _close_idle(self) -> None:
         while True:
