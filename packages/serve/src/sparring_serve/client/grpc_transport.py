@@ -13,7 +13,6 @@ from typing import Any
 import grpc
 
 from sparring.errors import ConfigError
-from sparring_serve.client.direct_calls import DirectCalls
 from sparring_serve.client.transport import NO_ANSWER_YET, PROBE_SECONDS, Outcome, Send
 from sparring_serve.config import ClientConfig, TlsFiles, check_plain_text, split_address
 from sparring_serve.security import WatchedFile, read_token
@@ -118,12 +117,19 @@ class GrpcTransport:
 
     def __init__(self, config: ClientConfig) -> None:
         self._connections = _Connections(config, grpc)
-        self._direct = DirectCalls(is_plain_text=config.tls is None)
 
     def exchange(self, sends: Sequence[Send]) -> Iterable[Outcome]:
         metadata = self._connections.metadata
         if len(sends) == 1 and sends[0].on_late is None:
-            return [self._exchange_one(sends[0], metadata)]
+            # A blocking call is faster than a future.
+            [send] = sends
+            call = self._connections.call(send)
+            return [
+                self._ended(
+                    send,
+                    lambda: call(send.request, send.timeout_seconds, metadata, None, send.waits),
+                )
+            ]
         under_way = [
             self._connections.call(each).future(
                 each.request, each.timeout_seconds, metadata, None, each.waits
@@ -131,19 +137,6 @@ class GrpcTransport:
             for each in sends
         ]
         return self._in_turn(sends, under_way)
-
-    def _exchange_one(self, send: Send, metadata: tuple[tuple[str, str], ...] | None) -> Outcome:
-        begin = time.monotonic()
-        outcome = self._direct.call(send, metadata)
-        if outcome is None:
-            call = self._connections.call(send)
-            seconds = max(0.0, send.timeout_seconds - (time.monotonic() - begin))
-            # A blocking call is faster than a future.
-            outcome = self._ended(
-                send, lambda: call(send.request, seconds, metadata, None, send.waits)
-            )
-            self._direct.note(send.address, is_success=outcome.answer is not None)
-        return outcome
 
     def _in_turn(self, sends: Sequence[Send], under_way: Sequence[Any]) -> Iterator[Outcome]:
         """Yields outcomes in the order of the calls, so that the first rows are copied while others
@@ -180,7 +173,6 @@ class GrpcTransport:
         time.sleep(seconds)
 
     def close(self) -> None:
-        self._direct.close()
         for each in self._connections.take_all():
             each.close()
 
