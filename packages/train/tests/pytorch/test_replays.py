@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from pyarrow import parquet
 from sparring import hash_strings, open_snapshot, scan_rows
 from sparring.contracts import NUM_PARTITIONS
 from sparring_cli.application import main
+from sparring_train.data.stream.cut_log import read_cuts
 
 from .stream_runs import CONFIG, NUM_EVENTS, Events
 
@@ -90,3 +92,51 @@ def test_a_replay_leaves_out_events_with_erased_ids(
     next(Path("run/cuts").glob("*.erased.json")).write_text("{}")
     assert main(["replay", "run.yaml", *words]) == 2
     assert "reading the erased keys of the run" in capsys.readouterr().err
+
+
+def test_blame_names_the_offsets_or_the_epochs_of_a_change(
+    events: Events, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = ("snapshots.every_steps=2", "snapshots.full_every=3", "snapshots.history.versions=9")
+    url = events.write_folder(partitions=2)
+    events.run(url, "run", *history, "training.steps=5")
+    # Steps 5 and later are trained again, in cuts of another size.
+    shutil.rmtree(events.folder / "run/step-000000000005")
+    events.run(url, "run", *history, "snapshots.resume=true", "data.batch_size=30")
+    root = str(events.folder / "run")
+    cuts = read_cuts(root)
+    assert [each.step for each in cuts] == [*range(1, len(cuts) + 1)]
+    for wanted in ([(5, 7)], [(2, 3), (6, 9)], [(90, 99)]):
+        expected = [cut for cut in cuts if any(a <= cut.step < b for a, b in wanted)]
+        assert read_cuts(root, wanted) == expected
+    user = events.train["user"][0].as_py()
+    assert main(["blame", root, "user", user, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["changes"]
+    assert len(found) > 2
+    assert found[0]["change"] == "found"
+    users = events.train["user"].to_pylist()
+    half = NUM_EVENTS // 2
+    for each in found[1:]:
+        ranges = {
+            part: [
+                min(one.begin for one in of_part if one.num_events),
+                max(one.end for one in of_part if one.num_events),
+            ]
+            for part in ("0", "1")
+            if (of_part := [
+                one
+                for cut in cuts[each["since_step"] : each["step"]]
+                for one in cut.ranges
+                if one.partition == part and one.num_events
+            ])
+        }  # fmt: skip
+        assert each["cuts"] == ranges
+        mine = [
+            users[int(part) * half + at] for part, (a, b) in ranges.items() for at in range(a, b)
+        ]
+        assert user in mine  # An event of the user is in the offsets.
+    events.run("", "files", *history, "training.epochs=2")
+    assert main(["blame", str(events.folder / "files"), "user", user]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"epoch 1 of {events.folder / 'log.parquet'}" in lines[2]
+    assert f"epoch 2 of {events.folder / 'log.parquet'}" in lines[-1]
