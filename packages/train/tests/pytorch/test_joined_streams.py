@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,26 @@ def test_a_run_that_resumes_trains_each_impression_once(
         assert main(["replay", "run.yaml", *words, start, "--json"]) == 0
         replayed = json.loads(capsys.readouterr().out)
         assert (replayed["steps"], replayed["differences"]) == (result.steps, [])
+
+
+def test_open_impressions_with_erased_ids_are_not_trained(
+    clicked: dict[int, float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("training.steps=3", "data.join.path=store")
+    Path("ids.txt").write_text("".join(f"user {number}\n" for number in range(40)))
+    words = ["erase", "user", "--keys=ids.txt", "--everywhere=run.yaml", "--yes", "-oreceipt.json"]
+    assert main([*words, "data.join.path=store", "--json"]) == 0
+    places = [each["place"] for each in json.loads(capsys.readouterr().out)["remains"]]
+    expected = (
+        r"open impressions \(.*run/open_impressions\)",
+        r"working files of a killed run with data.join \(store\)",
+        r"training data \(impressions, clicks\)",
+    )
+    for pattern in expected:
+        assert any(re.fullmatch(pattern, place) for place in places), (pattern, places)
+    opened = newest().state(JOIN).values["ranks"][0]["counts"]["open"]
+    result = run("snapshots.resume=true", "data.join.path=store")
+    assert result.skipped["events_erased"] >= opened > 0
 
 
 def test_late_labels_become_examples(clicked: dict[int, float]) -> None:

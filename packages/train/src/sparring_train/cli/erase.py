@@ -422,7 +422,7 @@ def _erase_from_replays(
         ) from error
     for each in impressions:
         remains[f"open impressions ({each})"] = (
-            "a resumed run and a replay leave out those with erased ids; their files are removed with the "
+            "a resumed run and a replay leave out those with erased ids; files are removed with the "
             "last snapshot that lists them, which `snapshots.keep` and `snapshots.history` determine"
         )
     if run is not None and isinstance(run.data, StreamData) and run.data.join is not None:

@@ -13,6 +13,7 @@ from sparring import PluginManager, list_snapshots
 from sparring.adapter import find_in_snapshots, state_without_keys
 from sparring.errors import InvalidArgumentError
 from sparring_train.config.run import RunConfig
+from sparring_train.config.sections.stream import StreamData
 from sparring_train.run.storages import format_storage, open_run_storages
 
 __all__ = ["confirm_erasure", "describe_remains", "preview_erasure", "print_erasure"]
@@ -99,6 +100,9 @@ def describe_remains(run: RunConfig | None) -> dict[str, str]:
     data = "the training data"
     if run is not None:
         data = getattr(run.data, "path", getattr(run.data, "url", run.data.kind))
+        join = run.data.join if isinstance(run.data, StreamData) else None
+        if join is not None:
+            data = ", ".join([data, *(each.url for each in join.actions.values())])
     notes = run is None or run.change_notes.is_on
     listed = {
         f"training data ({data})": "remove the rows, or the next training learns them again",

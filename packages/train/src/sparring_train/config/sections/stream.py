@@ -15,7 +15,13 @@ from sparring_train.config.sections.columns import ColumnSettings, IdType, Name,
 from sparring_train.config.sections.join import EventTimeUnit, JoinConfig, PayloadFormat
 from sparring_train.config.sections.table import TableData
 
-__all__ = ["EventTimeUnit", "KafkaStreamOptions", "NatsStreamOptions", "RedisStreamOptions", "StreamData"]
+__all__ = [
+    "EventTimeUnit",
+    "KafkaStreamOptions",
+    "NatsStreamOptions",
+    "RedisStreamOptions",
+    "StreamData",
+]
 
 
 class RedisStreamOptions(Options):
@@ -28,7 +34,8 @@ class NatsStreamOptions(Options):
     """Options of `nats://` in `data.options`. The variable SPARRING_NATS_PASSWORD contains the password."""
 
     credentials: str | None = Field(
-        None, description="Path of a file with credentials, which NATS writes with the ending .creds."
+        None,
+        description="Path of a file with credentials, which NATS writes with the ending .creds.",
     )
 
 

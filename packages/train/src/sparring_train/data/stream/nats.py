@@ -132,9 +132,7 @@ class NatsSource:
             inactive_threshold=_IDLE_SECONDS,
             mem_storage=True,
         )
-        return self._wait_for(
-            self._jetstream.pull_subscribe(">", stream=partition, config=config)
-        )
+        return self._wait_for(self._jetstream.pull_subscribe(">", stream=partition, config=config))
 
     async def _fetch(self, subscription: Any, count: int, seconds: float) -> list[Any]:
         try:
