@@ -9,9 +9,11 @@
  *   files.txt                  a line "sparring-program-files/1 HASH" with the hash of the other lines,
  *                              then a line "HASH name" per other file; hashes are XXH3-64
  *   binding.txt                a line with the handle, then a line "dim name" per table
- *   parameters.txt             only with "follow": a line "dtype sizes name" per parameter that the
- *                              program reads from versions, such as "F32 64,32 top.weight". The name is
- *                              the one in parameters.safetensors of serving snapshots
+ *   parameters.txt             only with "follow": a line "dtype sizes place name" per parameter that the
+ *                              program reads from versions, such as "F32 64,32 - top.weight". `name` is
+ *                              the one in parameters.safetensors of serving snapshots. If `place` is a
+ *                              number and the file lists its names in order, as the metadata `names`,
+ *                              the name at this place is used instead: Keras numbers names per process
  *   parameters.safetensors     their values at the export, for versions that contain only rows
  *   program.pt2, saved_model/  PyTorch's AOTInductor package, or TensorFlow's SavedModel
  *   lib/libsparring_program.so the operators of the program

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "format/json.h"
 #include "sparring/storage_border.h"
@@ -57,17 +58,21 @@ ArrayEntry array_of(const std::string& name, const Json& value, uint64_t data_be
   return array;
 }
 
-}  // namespace
-
-std::vector<ArrayEntry> parse_safetensors(std::string_view file) {
+// Returns the header of a file, and the offset of the data after it.
+std::pair<Json, uint64_t> header_of(std::string_view file) {
   uint64_t header_bytes = 0;
   if (file.size() >= kPrefixBytes) std::memcpy(&header_bytes, file.data(), kPrefixBytes);
   if (file.size() < kPrefixBytes || header_bytes > std::min(kMostHeaderBytes, file.size() - kPrefixBytes)) {
     refuse("it is not a safetensors file: its header has " + std::to_string(header_bytes) +
            " bytes, but the file has " + std::to_string(file.size()));
   }
-  const uint64_t data_begin = kPrefixBytes + header_bytes;
-  const Json header = Json::parse(file.substr(kPrefixBytes, header_bytes));
+  return {Json::parse(file.substr(kPrefixBytes, header_bytes)), kPrefixBytes + header_bytes};
+}
+
+}  // namespace
+
+std::vector<ArrayEntry> parse_safetensors(std::string_view file) {
+  const auto [header, data_begin] = header_of(file);
   std::vector<ArrayEntry> arrays;
   for (const auto& [name, value] : header.object("the header")) {
     if (name != "__metadata__") {
@@ -86,6 +91,20 @@ std::vector<ArrayEntry> parse_safetensors(std::string_view file) {
   }
   if (end != file.size()) refuse("there are bytes that belong to no array");
   return arrays;
+}
+
+std::vector<std::string> listed_names(std::string_view file) {
+  const Json header = header_of(file).first;
+  const Json::Object& members = header.object("the header");
+  const auto metadata = members.find("__metadata__");
+  if (metadata == members.end()) return {};
+  const Json::Object& values = metadata->second.object("__metadata__");
+  const auto names = values.find("names");
+  if (names == values.end()) return {};
+  std::vector<std::string> found;
+  const Json list = Json::parse(names->second.text("names"));
+  for (const Json& name : list.array("names")) found.push_back(name.text("names"));
+  return found;
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {

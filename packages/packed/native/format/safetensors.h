@@ -22,6 +22,9 @@ struct ArrayEntry {
 // arrays fill the file after its header, and each has the size of its shape and dtype.
 std::vector<ArrayEntry> parse_safetensors(std::string_view file);
 
+// Returns the JSON list in the metadata `names` of a file, or nothing if it has none.
+std::vector<std::string> listed_names(std::string_view file);
+
 // Writes a shape as "(2, 3)", for messages.
 std::string shape_text(const std::vector<int64_t>& shape);
 

@@ -32,6 +32,9 @@ void arrays_are_found_by_name() {
   CHECK(arrays.size() == 3);
   CHECK(arrays[0].name == "a" && arrays[0].shape.empty() && arrays[0].num_bytes == 8);
   CHECK(arrays[1].name == "b" && arrays[1].dtype == "F32" && shape_text(arrays[1].shape) == "(2, 3)");
+  CHECK(listed_names(file_of(header, 32)).empty());
+  const std::string listed = R"({"__metadata__": {"names": "[\"b\", \"a\"]"}})";
+  CHECK(listed_names(file_of(listed, 0)) == std::vector<std::string>({"b", "a"}));
   CHECK(arrays[1].begin == 8 + header.size() + 8);
 }
 

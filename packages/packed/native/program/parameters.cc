@@ -17,10 +17,13 @@ namespace {
 constexpr const char* kNames = "/parameters.txt";
 constexpr size_t kAlignment = 64;  // of a cache line
 
-packed::ArrayEntry found(const std::vector<packed::ArrayEntry>& arrays, const ParameterSpec& spec,
+packed::ArrayEntry found(const std::vector<packed::ArrayEntry>& arrays,
+                         const std::vector<std::string>& names, const ParameterSpec& spec,
                          const std::string& origin) {
+  const bool is_listed = spec.place.has_value() && *spec.place < names.size();
+  const std::string& name = is_listed ? names[*spec.place] : spec.name;
   const auto array = std::find_if(arrays.begin(), arrays.end(),
-                                  [&](const auto& each) { return each.name == spec.name; });
+                                  [&](const auto& each) { return each.name == name; });
   constexpr const char* kAdvice =
       "; publish the model for which the program was exported, or export the program again";
   if (array == arrays.end()) {
@@ -44,11 +47,12 @@ std::optional<std::vector<ParameterSpec>> parameters_of(const std::string& bundl
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);
     ParameterSpec spec;
-    std::string sizes;
-    words >> spec.dtype >> sizes;
+    std::string sizes, place;
+    words >> spec.dtype >> sizes >> place;
     if (words.get() != ' ' || !std::getline(words, spec.name) || spec.name.empty()) {
       throw std::runtime_error(bundle + kNames + " is damaged; export the program again");
     }
+    if (place != "-") spec.place = std::stoull(place);
     std::istringstream numbers(sizes);
     for (std::string size; sizes != "-" && std::getline(numbers, size, ',');) {
       spec.shape.push_back(std::stoll(size));
@@ -69,13 +73,15 @@ Parameters::Parameters(const std::vector<ParameterSpec>& specs, std::string_view
                        const std::string& origin)
     : kept_(specs.size()) {
   std::vector<packed::ArrayEntry> arrays;
+  std::vector<std::string> names;
   try {
     arrays = packed::parse_safetensors(file);
+    names = packed::listed_names(file);
   } catch (const std::exception& error) {
     throw std::runtime_error("the parameters of " + origin + " cannot be read: " + error.what());
   }
   for (const ParameterSpec& spec : specs) {
-    const packed::ArrayEntry array = found(arrays, spec, origin);
+    const packed::ArrayEntry array = found(arrays, names, spec, origin);
     Value& value = values_.emplace_back();
     const uint64_t room = (std::max<uint64_t>(array.num_bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
     value.data.reset(std::aligned_alloc(kAlignment, room));

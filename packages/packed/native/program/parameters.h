@@ -15,6 +15,7 @@ namespace sparring::program {
 // A parameter that a program reads.
 struct ParameterSpec {
   std::string name;
+  std::optional<size_t> place;  // among the names that a file lists
   std::string dtype;  // as in safetensors files
   std::vector<int64_t> shape;
 };

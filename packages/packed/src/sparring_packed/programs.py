@@ -312,6 +312,7 @@ def new_bundle(
     framework: str,
     operators: Path,
     parameters: Mapping[str, npt.NDArray[Any]] | None = None,
+    places: Mapping[str, int] | None = None,
 ) -> Iterator[Path]:
     """Yields a folder to write a program to, which atomically becomes the bundle after the block.
 
@@ -321,6 +322,8 @@ def new_bundle(
         operators: path of the library with the operators of the program.
         parameters: parameters that the program reads from versions, by the names of serving snapshots,
             in the order of the program. None if the program contains its parameters.
+        places: parameter → place among the names that a serving snapshot lists, if these names differ
+            between processes. Without such a list, the names are used.
     """
     folder = binding.folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -339,7 +342,7 @@ def new_bundle(
         ]
         (made / _BINDING).write_text("\n".join(lines) + "\n")
         if parameters is not None:
-            _write_parameters(made, parameters)
+            _write_parameters(made, parameters, places or {})
         description = {
             "format": _FORMAT,
             "framework": framework,
@@ -357,13 +360,16 @@ def new_bundle(
         raise
 
 
-def _write_parameters(folder: Path, parameters: Mapping[str, npt.NDArray[Any]]) -> None:
+def _write_parameters(
+    folder: Path, parameters: Mapping[str, npt.NDArray[Any]], places: Mapping[str, int]
+) -> None:
     """Writes what a program reads, and the values at the export; see ``sparring_program.h``."""
     content = encode_parameters(parameters)
     (folder / _EXPORTED_PARAMETERS).write_bytes(content)
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     lines = [
-        f"{header[name]['dtype']} {','.join(map(str, header[name]['shape'])) or '-'} {name}\n"
+        f"{header[name]['dtype']} {','.join(map(str, header[name]['shape'])) or '-'} "
+        f"{places.get(name, '-')} {name}\n"
         for name in parameters
     ]
     (folder / _PARAMETERS).write_text("".join(lines))

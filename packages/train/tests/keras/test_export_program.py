@@ -79,12 +79,24 @@ def test_a_program_of_a_table_accepts_numbers_and_ids(
     Path("run.yaml").write_text(TABLE)
     assert main(["train", "run.yaml"]) == 0
     assert main(["publish", "runs", "--output", "served"]) == 0
-    assert main(["export-program", "run.yaml", "--output", "bundle", "--served", "served"]) == 0
-    assert main(["predict", "runs", "clicks.csv", "--output", "predicted.csv"]) == 0
-    # The ids of a row come first.
-    expected = np.loadtxt("predicted.csv", delimiter=",", usecols=-1, skiprows=1, max_rows=3)
+    command = ["export-program", "run.yaml", "--output", "bundle", "--served", "served"]
+    assert main([*command, "--follow"]) == 0
     names = [hash_strings(each) for each in (["ann", "bob", "ann"], ["shoe", "hat", "hat"])]
     numbers = np.array([[20], [5], [5]], np.float32)
     with load_program("bundle", "served") as program:
-        found = program(tf.constant(numbers), tf.constant(np.stack(names, axis=1))).numpy()
-    assert found == pytest.approx(expected, abs=1e-6)
+
+        def check_predictions() -> list[float]:
+            assert main(["predict", "runs", "clicks.csv", "--output", "predicted.csv"]) == 0
+            # The ids of a row come first.
+            expected = np.loadtxt(
+                "predicted.csv", delimiter=",", usecols=-1, skiprows=1, max_rows=3
+            )
+            found = program(tf.constant(numbers), tf.constant(np.stack(names, axis=1))).numpy()
+            assert found == pytest.approx(expected, abs=1e-6)
+            return list(expected)
+
+        before = check_predictions()
+        assert main(["train", "run.yaml", "--resume", "training.epochs=3"]) == 0
+        assert main(["publish", "runs", "--output", "served"]) == 0
+        assert program.refresh()
+        assert check_predictions() != before

@@ -75,7 +75,8 @@ def test_models_that_cannot_be_exported_are_rejected(
 def test_a_program_returns_the_probabilities_of_the_model(trained: Path, tmp_path: Path) -> None:
     served, out = str(tmp_path / "served"), tmp_path / "bundle"
     assert main(["publish", str(tmp_path / "runs"), "--output", served]) == 0
-    assert main(["export-program", str(trained), "--output", str(out), "--served", served]) == 0
+    command = ["export-program", str(trained), "--output", str(out), "--served", served]
+    assert main([*command, "--follow"]) == 0
     random = np.random.default_rng(0)
     with load_program(out, served) as program:
         for size in (1, 50):
@@ -86,6 +87,10 @@ def test_a_program_returns_the_probabilities_of_the_model(trained: Path, tmp_pat
             assert ((found > 0) & (found < 1)).all()
         # Trained ids have rows, and other ids have initial values.
         assert len(found.unique()) > 1
+        assert main(["train", str(trained), "--resume", "training.epochs=2"]) == 0
+        assert main(["publish", str(tmp_path / "runs"), "--output", served]) == 0
+        assert program.refresh()  # all parameters have the names of the published ones
+        assert not torch.equal(program(dense, ids), found)
 
 
 class Sum(torch.nn.Module):

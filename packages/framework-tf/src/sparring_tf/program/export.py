@@ -77,12 +77,14 @@ def export_program(
     program = tf.Module(name="program")
     variables = kept_variables(model)
     compute = call or (lambda *inputs: model(*inputs, training=False))
-    parameters = None
+    parameters, places = None, None
     if follow:
         weights = _weights_by_name(model, variables)
         parameters = {name: keras.ops.convert_to_numpy(each) for name, each in weights.items()}
         compute = _in_one_version(compute, list(weights.values()))
         read = set(map(id, weights.values()))
+        numbers = {id(each): number for number, each in enumerate(variables)}
+        places = {name: numbers[id(each)] for name, each in weights.items()}
         variables = [each for each in variables if id(each) not in read]
     program.weights = [each.value for each in variables]
     program.call = tf.function(compute, input_signature=specs, autograph=False)
@@ -91,7 +93,7 @@ def export_program(
     with trace_for(binding.handle), _inner_functions_inlined():
         _check_lookups(serving.get_concrete_function().graph)
         release = f"tensorflow {tf.__version__}"
-        with import_packed().new_bundle(binding, release, library, parameters) as made:
+        with import_packed().new_bundle(binding, release, library, parameters, places) as made:
             try:
                 # Saving traces functions that were not called yet, so it needs this context, too.
                 tf.saved_model.save(program, str(made / PROGRAM), signatures=serving)
