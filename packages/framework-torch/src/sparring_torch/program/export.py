@@ -97,7 +97,7 @@ def export_program(
     with torch.no_grad():
         program = torch.export.export(traced, inputs, dynamic_shapes=dynamic_shapes, strict=False)
     graph = program.graph_module.graph
-    version = next(each for each in graph.nodes if each.op == "placeholder") if follow else None
+    version = _first_input(program) if follow else None
     _bind_lookups(graph, binding.handle if version is None else version)
     program.graph_module.recompile()
     operators = library.folder / LIBRARY
@@ -112,6 +112,12 @@ def export_program(
 
 def _declarations(modules: Sequence[Any]) -> list[Any]:
     return [each for module in modules for each in module.agent.declarations]
+
+
+def _first_input(program: torch.export.ExportedProgram) -> Node:
+    """Returns the node of the first input, which follows those of constants."""
+    name = program.graph_signature.user_inputs[0]
+    return next(each for each in program.graph_module.graph.nodes if each.name == name)
 
 
 class _WithParameters(nn.Module):
