@@ -117,7 +117,8 @@ def _declarations(modules: Sequence[Any]) -> list[Any]:
 def _first_input(program: torch.export.ExportedProgram) -> Node:
     """Returns the node of the first input, which follows those of constants."""
     name = program.graph_signature.user_inputs[0]
-    return next(each for each in program.graph_module.graph.nodes if each.name == name)
+    found: Node = next(each for each in program.graph_module.graph.nodes if each.name == name)
+    return found
 
 
 class _WithParameters(nn.Module):
