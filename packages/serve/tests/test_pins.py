@@ -11,7 +11,14 @@ import pytest
 import sparring_packed
 from sparring_cli.application import main
 from sparring_serve import LookupClient
-from sparring_serve.publishing.publisher import GateClosedError, PublisherOptions, publish_newest
+from sparring_serve.publishing.publisher import (
+    GateClosedError,
+    PublisherOptions,
+    close_gate,
+    open_gate,
+    pin,
+    publish_newest,
+)
 
 from .test_publish_and_serve import KEYS, LONG, Run, serve_here
 
@@ -66,3 +73,32 @@ def test_nothing_is_published_while_the_gate_is_closed(run: Run) -> None:
         run.publish()
     (Path(run.out) / "gate.json").write_text("damaged")
     assert run.publish() is not None
+
+
+def test_a_closed_gate_pins_the_last_good_version_until_the_next_publication(run: Run) -> None:
+    for _ in range(3):
+        run.save()
+        run.publish(keep=9)
+    gate = close_gate(run.out, "worse", 2)
+    assert (gate.is_closed, gate.reason, gate.pin, gate.pinned_by) == (
+        True,
+        "worse",
+        "step-002",
+        "gate",
+    )
+    open_gate(run.out, "3 good windows")
+    # The newest version is still the bad one, so it is not served until there is another.
+    assert sparring_packed.read_gate(run.out).pin == "step-002"
+    run.save()
+    assert run.publish() is not None
+    opened = sparring_packed.read_gate(run.out)
+    assert (opened.is_closed, opened.reason, opened.pin) == (False, "3 good windows", "")
+    assert close_gate(run.out, "worse", None).pin == ""
+    # The operator's pin wins.
+    pin(run.out, "step-003")
+    gate = close_gate(run.out, "again", 2)
+    assert (gate.is_closed, gate.pin, gate.pinned_by) == (True, "step-003", "operator")
+    open_gate(run.out, "good")
+    run.save()
+    assert run.publish() is not None
+    assert sparring_packed.read_gate(run.out).pin == "step-003"

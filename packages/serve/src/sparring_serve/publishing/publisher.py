@@ -23,7 +23,16 @@ from sparring_packed import WriteOptions
 from sparring_serve.publishing.evaluation import EvaluationCheck, EvaluationReport
 from sparring_serve.publishing.model_files import ReadModel
 
-__all__ = ["GateClosedError", "PublishResult", "PublisherOptions", "pin", "publish_newest", "unpin"]
+__all__ = [
+    "GateClosedError",
+    "PublishResult",
+    "PublisherOptions",
+    "close_gate",
+    "open_gate",
+    "pin",
+    "publish_newest",
+    "unpin",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -160,6 +169,9 @@ def publish_newest(
             "their data types; restart them to use the new one",
             out, done[-1], changes, name,
         )  # fmt: skip
+    gate = _read_gate(out)
+    if gate.pinned_by == "gate" and not gate.is_closed:
+        sparring_packed.write_gate(out, replace(gate, pin="", pinned_by=""))
     return PublishResult(written, is_delta, tuple(_retain(out, options)), report)
 
 
@@ -184,6 +196,36 @@ def pin(out_url: str | os.PathLike[str], name: str) -> sparring_packed.Gate:
     gate = replace(_read_gate(out_url), pin=name, pinned_by="operator", since=time.time())
     sparring_packed.write_gate(out_url, gate)
     return gate
+
+
+def close_gate(
+    out_url: str | os.PathLike[str], reason: str, good_step: int | None
+) -> sparring_packed.Gate:
+    """Withholds newer versions, and pins the last good one unless the operator has pinned another.
+
+    Args:
+        out_url: URL of the folder of serving snapshots.
+        reason: Reason for which the gate closes.
+        good_step: The newest serving snapshot that is not after this step is pinned; None: none.
+    """
+    gate = replace(_read_gate(out_url), is_closed=True, reason=reason, since=time.time())
+    if gate.pinned_by != "operator":
+        existing = {} if good_step is None else _existing(out_url)
+        good = [name for name, each in existing.items() if each.step <= (good_step or 0)]
+        gate = replace(gate, pin=good[-1] if good else "", pinned_by="gate" if good else "")
+    sparring_packed.write_gate(out_url, gate)
+    return gate
+
+
+def open_gate(out_url: str | os.PathLike[str], reason: str) -> None:
+    """Allows newer versions again. The next publication removes the pin of the gate.
+
+    Args:
+        out_url: URL of the folder of serving snapshots.
+        reason: Reason for which the gate opens.
+    """
+    gate = replace(_read_gate(out_url), is_closed=False, reason=reason, since=time.time())
+    sparring_packed.write_gate(out_url, gate)
 
 
 def unpin(out_url: str | os.PathLike[str]) -> sparring_packed.Gate:
