@@ -31,8 +31,31 @@ COMMANDS = {
 }
 
 
-@pytest.fixture(params=COMMANDS)
+@pytest.fixture(scope="module")
+def cxx_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The client in C++, compiled."""
+    pkg_config, compiler = shutil.which("pkg-config"), shutil.which("c++")
+    has_grpc = pkg_config and not subprocess.run(
+        [pkg_config, "--exists", "grpc++"], check=False
+    ).returncode  # fmt: skip
+    if compiler is None or not has_grpc:
+        pytest.skip(
+            "no gRPC for C++ here; Debian and Ubuntu: apt-get install g++ libgrpc++-dev pkg-config"
+        )
+    flags = subprocess.run(
+        [pkg_config, "--cflags", "--libs", "grpc++"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    program = tmp_path_factory.mktemp("cxx") / "grpc_client"
+    source = EXAMPLES / "grpc_client.cc"
+    command = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", source, *flags]
+    subprocess.run([*command, "-o", program], check=True)
+    return program
+
+
+@pytest.fixture(params=[*COMMANDS, "cxx"])
 def command(request: pytest.FixtureRequest) -> list[str]:
+    if request.param == "cxx":
+        return [str(request.getfixturevalue("cxx_client"))]
     if request.param == "node" and NODE is None:
         pytest.skip("no node here; Debian and Ubuntu: apt-get install nodejs")
     return COMMANDS[request.param]
