@@ -7,6 +7,9 @@ prints the code coverage; `nox -s fuzz -- MINUTES` does it in a separate environ
     requests   fuzz/requests.py, atheris: gRPC messages, up to the replies of the service
     calls      fuzz/calls.py, atheris: silent, incomplete and slow calls, up to the threads of a server
 
+`python -m fuzz.front_ends SECONDS` compares the two servers of lookups on random requests, without
+coverage.
+
 Inputs that reached new code are stored in `build/fuzz`, where the next run starts. A crash, a hang or an
 unexpected error ends the run with 1; the input is then in the file that the fuzzer prints.
 """

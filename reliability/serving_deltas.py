@@ -6,6 +6,7 @@ are omitted, some arrive early, twice, under another name, from the other run un
 or with a flipped bit or a truncated or missing file. After each, the server polls for a newer version.
 Its replies must equal one published version bit for bit, never an earlier one than before. Versions that
 it does not load are counted as rejected; a version that is complete, with all its bases, must be loaded.
+Every second trial uses the native server, if it was built.
 """
 
 from __future__ import annotations
@@ -14,25 +15,41 @@ import logging
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from packages.serve.tests.front_ends import Folder, call, open_front_end, read_metrics
 
 import sparring_packed
 from reliability.report import Report
 from reliability.small_snapshots import scratch_folder
 from sparring import SaveOptions, StepContainer, StorageChoice
 from sparring.contracts import TableConfig
-from sparring_serve import ServingConfig, ShardPosition, ShardReplicas
+from sparring_serve import (
+    ClientConfig,
+    LookupClient,
+    ServingConfig,
+    ShardPosition,
+    ShardReplicas,
+)
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
+from sparring_serve.server.native_front_end import EXECUTABLE
 from sparring_serve.server.refresher import Refresher
-from sparring_serve.tables.contract import ServingTables
 from sparring_serve.tables.packed import open_packed_tables
-from sparring_serve.wire.messages import Missing, RowDtype
+from sparring_serve.wire.fields import decode
+from sparring_serve.wire.messages import (
+    SERVICE,
+    Missing,
+    PullReply,
+    PullRequest,
+    RowDtype,
+    TableIds,
+)
 
 __all__ = ["TRIALS", "run"]
 
@@ -57,9 +74,12 @@ def run(trials: int) -> Report:
         with scratch_folder(in_memory=True) as folder:
             ours = _published(folder / "ours", 1)
             theirs = _published(folder / "theirs", 2)
+            kinds = [_python_server, *([_native_server] if EXECUTABLE.exists() else [])]
             for trial in range(trials):
                 place = folder / "served"
-                for wrong in _trial(random.Random(trial), ours, theirs, place, counts):
+                opened = kinds[trial % len(kinds)]
+                counts[f"trials of {opened.__name__.strip('_')}"] += 1
+                for wrong in _trial(random.Random(trial), ours, theirs, place, counts, opened):
                     failures.append(f"trial {trial}: {wrong}")
                 shutil.rmtree(place)
     finally:
@@ -120,12 +140,13 @@ def _trial(
     theirs: list[_Version],
     served: Path,
     counts: Counter[str],
+    opened: Callable[[Path], AbstractContextManager[_Server]],
 ) -> Iterator[str]:
     """Yields violated promises."""
     served.mkdir()
     _deliver(ours[0], served, ours[0].path.name)
     known = {each.hash: each for each in (*ours, *theirs)}
-    with _server(served) as (tables, refresher, metrics):
+    with opened(served) as server:
         # Names of snapshots of this run that are present and intact.
         whole = {ours[0].path.name}
         last = ours[0].step
@@ -134,16 +155,16 @@ def _trial(
             if what == "lost":
                 continue
             _arrive(draw, what, version, other, served, whole)
-            refused = metrics.value("refreshes_total", result="refused")
-            result = refresher.refresh()
+            refused = server.num_refused()
+            result = server.refresh()
             seen = f"{what} of step {version.step}"
-            answered = known.get(tables.versions()[0].hash)
-            if answered is None or _rows(tables) != answered.rows:
+            answered = known.get(server.version())
+            if answered is None or server.rows() != answered.rows:
                 yield f"{seen}: the replies are not from a published version"
                 return
             if answered.step < last:
                 yield f"{seen}: replies of step {answered.step} after those of step {last}"
-            is_counted = metrics.value("refreshes_total", result="refused") == refused + 1
+            is_counted = server.num_refused() == refused + 1
             if bool(result.refused) != is_counted:
                 yield f"{seen}: a rejection is not counted"
             counts["looks: taken" if result.is_new else "looks: refused"
@@ -249,20 +270,77 @@ def _has_chain(
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """What a trial asks a server.
+
+    Attributes:
+        refresh: looks for a newer version; returns an object with `is_new` and `refused`.
+        version: returns the hash of the newest version.
+        rows: returns the replies for all keys of all tables.
+        num_refused: returns the number of rejected versions in the metrics.
+    """
+
+    refresh: Callable[[], Any]
+    version: Callable[[], str]
+    rows: Callable[[], bytes]
+    num_refused: Callable[[], float]
+
+
 @contextmanager
-def _server(served: Path) -> Iterator[tuple[ServingTables, Refresher, ServingMetrics]]:
-    """Creates the server's tables without a port."""
+def _python_server(served: Path) -> Iterator[_Server]:
+    """Creates the objects of the server in Python, without a port."""
     metrics = ServingMetrics()
     tables = open_packed_tables(ServingConfig(snapshots=str(served)), _PLACE)
     refresher = Refresher(tables, metrics, poll_seconds=None)
+
+    def rows() -> bytes:
+        asked = [(table.name, _KEYS) for table in _TABLES]
+        looked = tables.lookup(asked, RowDtype.FLOAT32, Missing.INITIAL, "")
+        return b"".join(
+            part.tobytes() for each in looked.tables for part in (each.rows, each.found)
+        )
+
     try:
-        yield tables, refresher, metrics
+        yield _Server(
+            refresher.refresh,
+            lambda: tables.versions()[0].hash,
+            rows,
+            lambda: metrics.value("refreshes_total", result="refused"),
+        )
     finally:
         refresher.close()
         tables.close()
 
 
-def _rows(tables: ServingTables) -> bytes:
-    asked = [(table.name, _KEYS) for table in _TABLES]
-    looked = tables.lookup(asked, RowDtype.FLOAT32, Missing.INITIAL, "")
-    return b"".join(part.tobytes() for each in looked.tables for part in (each.rows, each.found))
+@contextmanager
+def _native_server(served: Path) -> Iterator[_Server]:
+    """Starts the native server, as the tests of sparring-serve do."""
+    folder = Folder(served.parent / "native")
+    folder.served = str(served)
+    with (
+        open_front_end("native", folder, _PLACE, verify="all", poll_seconds=3600) as server,
+        LookupClient(server.address, ClientConfig(deadline_seconds=9.0)) as client,
+    ):
+
+        def rows() -> bytes:
+            pulled = client.pull({table.name: _KEYS for table in _TABLES})
+            return b"".join(
+                part.tobytes()
+                for table in _TABLES
+                for part in (pulled.rows[table.name], pulled.found[table.name])
+            )
+
+        yield _Server(
+            server.refresh,
+            lambda: _newest(server.address),
+            rows,
+            lambda: read_metrics(server).get('refreshes_total{result="refused"}', 0),
+        )
+
+
+def _newest(address: str) -> str:
+    """Returns the hash of the newest version of a server."""
+    content = call(address, f"{SERVICE}/Pull", PullRequest((TableIds(_TABLES[0].name),)))[3]
+    reply: PullReply = decode(PullReply, content)
+    return reply.newest

