@@ -53,6 +53,7 @@ EXTRAS = {
 def serving_peers(session: nox.Session) -> None:
     """Tests the service with generated protobuf code, tritonclient and TensorFlow 2.16; some 500 MB."""
     wheels, env = Path(session.create_tmp()).resolve() / "wheels", {}
+    install_optional_packages(session)
     build_wheels(session, wheels, "cli", "storage-tiered", "packed", "serve")
     install_made(session, wheels, "cli", "storage-tiered", "packed", "serve")
     session.install("pytest", "hypothesis", "grpcio-reflection", "grpcio-tools", silent=True)

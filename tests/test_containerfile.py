@@ -30,6 +30,14 @@ def test_build_tools_and_torch_equal_development() -> None:
     assert f'"{torch}"' in TEXT
 
 
+def test_the_image_contains_the_native_server_and_its_libraries() -> None:
+    build, _, image = TEXT.partition("FROM ${BASE_IMAGE}")
+    for each in re.findall(r'^    "/usr/.*": "(.*)",$', SESSIONS, re.M):
+        assert f" {each} " in build
+    assert re.search(r" libgrpc\+\+1\.\d+ ", image)
+    assert "sparring_serve/bin/sparring-serve-native --check" in image
+
+
 def test_the_user_and_the_folder_equal_those_of_the_pods() -> None:
     (user,) = re.findall(r"^USER (.*)$", TEXT, re.M)
     (folder,) = re.findall(r"^WORKDIR (.*)$", TEXT.rpartition("FROM")[2], re.M)
