@@ -130,11 +130,11 @@ void write_records(TimedRecords& self, const std::vector<std::pair<std::string, 
   self.write(removed, records);
 }
 
-py::list scan_records(TimedRecords& self, double until, size_t max_records) {
+py::list scan_records(const TimedRecords& self, double after, double until, size_t max_records) {
   std::vector<TimedRecord> found;
   {
     const py::gil_scoped_release without_gil;
-    found = self.scan(until, max_records);
+    found = self.scan(after, until, max_records);
   }
   py::list result;
   for (const TimedRecord& each : found) {

@@ -4,9 +4,10 @@
 #include <rocksdb/utilities/checkpoint.h>
 #include <rocksdb/write_batch.h>
 
-#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <filesystem>
+#include <limits>
 
 #include "database_options.h"
 #include "plain_log.h"
@@ -108,24 +109,22 @@ void TimedRecords::write(const std::vector<std::pair<std::string, double>>& remo
   }
   for (const TimedRecord& each : added) {
     const std::string time = encode_time(each.time);
-    const std::string place = time + each.key;
     check(batch.Put(families_[0], each.key, time), asked("write records"));
-    check(batch.Put(families_[1], place, each.value), asked("write records"));
-    first_ = std::min(first_, place);
+    check(batch.Put(families_[1], time + each.key, each.value), asked("write records"));
   }
   rocksdb::WriteOptions unlogged;
   unlogged.disableWAL = true;
   check(db_->Write(unlogged, &batch), asked("write records"));
 }
 
-std::vector<TimedRecord> TimedRecords::scan(double until, size_t max_records) {
+std::vector<TimedRecord> TimedRecords::scan(double after, double until,
+                                            size_t max_records) const {
   std::vector<TimedRecord> found;
   const std::string last = encode_time(until);
   rocksdb::ReadOptions options;
   options.fill_cache = false;  // Records are usually scanned once.
   const std::unique_ptr<rocksdb::Iterator> records(db_->NewIterator(options, families_[1]));
-  records->Seek(first_);
-  if (records->Valid()) first_ = records->key().ToString();
+  records->Seek(encode_time(std::nextafter(after, std::numeric_limits<double>::infinity())));
   for (; records->Valid() && found.size() < max_records; records->Next()) {
     const rocksdb::Slice key = records->key();
     if (rocksdb::Slice(key.data(), kTimeBytes).compare(last) > 0) break;

@@ -49,8 +49,9 @@ class TimedRecords {
   void write(const std::vector<std::pair<std::string, double>>& removed,
              const std::vector<TimedRecord>& added);
 
-  // The first records with a time of at most `until`, in the order of times, then of keys.
-  std::vector<TimedRecord> scan(double until, size_t max_records);
+  // The first records with a time after `after` and of at most `until`, in the order of times, then of
+  // keys. Removed records after `after` make it slower, until they are compacted.
+  std::vector<TimedRecord> scan(double after, double until, size_t max_records) const;
 
   // Copies all records to a new folder, by hard links if the file system is the same.
   void checkpoint(const std::string& folder) const;
@@ -61,8 +62,6 @@ class TimedRecords {
   const std::string folder_;
   std::unique_ptr<rocksdb::DB> db_;
   std::vector<rocksdb::ColumnFamilyHandle*> families_;
-  // No record is before this place, so a scan does not pass the markers of removed records.
-  std::string first_;
 };
 
 }  // namespace sparring::flash

@@ -72,8 +72,10 @@ class RocksdbJoinStore:
     ) -> None:
         self._open.write(removed, added)
 
-    def scan(self, until: float, max_records: int) -> list[tuple[float, bytes, bytes]]:
-        return self._open.scan(until, max_records)
+    def scan(
+        self, after: float, until: float, max_records: int
+    ) -> list[tuple[float, bytes, bytes]]:
+        return self._open.scan(after, until, max_records)
 
     def checkpoint(self, folder: str) -> None:
         """Writes all records to a new folder, whose files are hard links if possible."""

@@ -36,10 +36,13 @@ class JoinStore(Protocol):
             added: key, time and value of each new record; each key occurs once.
         """
 
-    def scan(self, until: float, max_records: int) -> list[tuple[float, bytes, bytes]]:
+    def scan(
+        self, after: float, until: float, max_records: int
+    ) -> list[tuple[float, bytes, bytes]]:
         """Returns time, key and value of the first records, in the order of times, then of keys.
 
         Args:
+            after: time before the first record.
             until: maximum time.
             max_records: maximum number of records.
         """

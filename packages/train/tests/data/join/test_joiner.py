@@ -124,7 +124,7 @@ def arrive(folder: Path, events: list[Event], seed: int) -> tuple[list[Example],
         examples = joiner.advance(step, group, watermark, most)
         found += examples
     assert not joiner.waiting
-    assert joiner.store.scan(math.inf, 9) == []
+    assert joiner.store.scan(-math.inf, math.inf, 9) == []
     return found, joiner.counts
 
 

@@ -217,7 +217,7 @@ class JoinedStreamDataset(StreamDataset):
     def _move_own(self, name: str, store: JoinStore) -> None:
         """Moves the records of this rank's partitions from another store."""
         other = self._open_store(name)
-        while records := other.scan(math.inf, _CHUNK):
+        while records := other.scan(-math.inf, math.inf, _CHUNK):
             other.write([(key, end) for end, key, _ in records], [])
             own = [
                 (key, end, value)

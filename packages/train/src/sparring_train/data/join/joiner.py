@@ -275,14 +275,15 @@ class Joiner:
         waiting = sorted([*self.waiting, *events])
         target = max(watermark, self.watermark)
         due = waiting[: bisect_right(waiting, target, key=_TIME)]
-        timers = self.store.scan(target, max_examples + 1)
+        # All records that end before the watermark have been removed.
+        timers = self.store.scan(self.watermark, target, max_examples + 1)
         ends = [each.time + self.window.seconds for each in due if not each.is_action]
         ends = sorted([each for each in ends if each <= target] + [each[0] for each in timers])
         self.is_behind = len(ends) > max_examples and ends[max_examples - 1] < target
         if len(ends) > max_examples:
             target = max(ends[max_examples - 1], self.watermark)
             due = due[: bisect_right(due, target, key=_TIME)]
-            timers = self.store.scan(target, sys.maxsize)
+            timers = self.store.scan(self.watermark, target, sys.maxsize)
         counts = replace(self.counts)
         batch = _Batch(self.window, counts)
         for time, key, value in timers:

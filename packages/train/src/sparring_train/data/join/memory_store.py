@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pyarrow
 __all__ = ["MemoryJoinStore"]
 
 _FILE = "records.arrow"
+_TIME = itemgetter(0)
 
 
 class MemoryJoinStore:
@@ -23,7 +26,7 @@ class MemoryJoinStore:
 
     def __init__(self, folder: str, options: Any = None) -> None:
         self._records: dict[bytes, tuple[float, bytes]] = {}
-        # Times and keys, also of records that were removed or replaced. Sorted by `scan`.
+        # Times and keys, also of records that were removed or replaced, until they are scanned.
         self._order: list[tuple[float, bytes]] = []
         path = Path(folder, _FILE)
         if path.exists():
@@ -45,20 +48,20 @@ class MemoryJoinStore:
             self._records[key] = time, value
             self._order.append((time, key))
 
-    def scan(self, until: float, max_records: int) -> list[tuple[float, bytes, bytes]]:
+    def scan(
+        self, after: float, until: float, max_records: int
+    ) -> list[tuple[float, bytes, bytes]]:
         self._order.sort()
         found: list[tuple[float, bytes, bytes]] = []
-        at = 0
-        for at, (time, key) in enumerate(self._order):  # noqa: B007 (used after the loop)
-            if time > until or len(found) == max_records:
-                break
+        first = at = bisect_right(self._order, after, key=_TIME)
+        while at < len(self._order) and self._order[at][0] <= until and len(found) < max_records:
+            time, key = self._order[at]
             record = self._records.get(key)
             is_repeated = bool(found) and found[-1][:2] == (time, key)
             if record is not None and record[0] == time and not is_repeated:
                 found.append((time, key, record[1]))
-        else:
-            at = len(self._order)
-        self._order[:at] = [each[:2] for each in found]
+            at += 1
+        self._order[first:at] = [each[:2] for each in found]
         return found
 
     def checkpoint(self, folder: str) -> None:

@@ -45,20 +45,26 @@ class StepStore:
         found.update(zip(rest, self._store.get(rest) if rest else [], strict=True))
         return found
 
-    def scan(self, until: float, max_records: int) -> list[tuple[float, bytes, bytes]]:
+    def scan(
+        self, after: float, until: float, max_records: int
+    ) -> list[tuple[float, bytes, bytes]]:
         """See `JoinStore.scan`."""
         recent: dict[bytes, Change] = {}
+        num_replaced = 0
         for _, changes in self._steps:
             recent.update(changes)
+            num_replaced += sum(
+                old is not None and after < old <= until for old, _ in changes.values()
+            )
         found = [
             each
-            for each in self._store.scan(until, max_records + len(recent))
+            for each in self._store.scan(after, until, max_records + num_replaced)
             if each[1] not in recent
         ]
         found += [
             (new[0], key, new[1])
             for key, (_, new) in recent.items()
-            if new is not None and new[0] <= until
+            if new is not None and after < new[0] <= until
         ]
         found.sort()
         return found[:max_records]
