@@ -40,6 +40,7 @@ BENCHMARKS = (
     "snapshots",
     "blame",
     "rocksdb",
+    "joining",
     "redis",
     "cache_refresh",
     "serving",

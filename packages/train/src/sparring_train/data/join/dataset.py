@@ -89,7 +89,6 @@ class JoinedStreamDataset(StreamDataset):
         self._files = None if request.snapshots_url is None else StateFiles(request.snapshots_url)
         self._moments: deque[_Moment] = deque(maxlen=MAX_STEPS + 1)
         self._reads: list[CutRead] = []
-        self._cut_event_time: float | None = None
         self._newest: dict[str, float] = {}
         """Partition → time of its newest event."""
         self._last_events: dict[str, float] = {}
@@ -268,7 +267,7 @@ class JoinedStreamDataset(StreamDataset):
         watermark, max_examples = self._watermark, self._data.batch_size
         if recorded is not None:
             watermark, max_examples = recorded.watermark, recorded.max_examples
-        num_examples = 0
+        num_examples, latest = 0, None
         try:
             if recorded is not None:
                 own = {each.partition: each for each in recorded.ranges}
@@ -281,6 +280,7 @@ class JoinedStreamDataset(StreamDataset):
             share = self._share(max_examples)
             examples = self._joiner.advance(self._step + 1, events, watermark, share)
             num_examples = len(examples)
+            latest = max((each.impression_time for each in examples), default=None)
             batch = self._as_batch(examples)
         except Exception as failure:  # All ranks must raise.
             error = failure
@@ -293,6 +293,7 @@ class JoinedStreamDataset(StreamDataset):
             self._idle(counts),
             num_examples,
             self._joiner.is_behind,
+            latest,
         ]
         every = self._agreed(own_values, error)
         positions, counts, read_times, newest = (
@@ -316,10 +317,11 @@ class JoinedStreamDataset(StreamDataset):
         self._positions = dict(self._read)
         reads, self._reads = tuple(self._reads), []
         ranges = join_ranges(each for read in reads for each in read.ranges)
-        time_of_cut = self._cut_event_time if event_time is None else event_time
-        self._cut_event_time = None
+        if event_time is None:
+            # The newest impression that is trained, because later events are not trained yet.
+            event_time = max(parts[7] for parts in every if parts[7] is not None)
         self._moments.append(self._moment())
-        cut = Cut(ranges, dict(self._positions), time_of_cut, reads)
+        cut = Cut(ranges, dict(self._positions), event_time, reads)
         return replace(self._empty if batch is None else batch, total=total, cut=cut)
 
     def _take_unpaused(self) -> dict[str, list[Events]]:
@@ -410,8 +412,6 @@ class JoinedStreamDataset(StreamDataset):
         """Updates the watermark. It is the same on all ranks."""
         for name, each in newest.items():
             self._newest[name] = max(each, self._newest.get(name, -math.inf))
-        earlier = [] if self._cut_event_time is None else [self._cut_event_time]
-        self._cut_event_time = max([*newest.values(), *earlier], default=None)
         slack = self._join.watermark_seconds
         active = [self._newest.get(name, -math.inf) for name in self._read if name not in idle]
         slowest = min(active) if active else max(self._newest.values(), default=-math.inf)
