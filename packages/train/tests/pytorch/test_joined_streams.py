@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,10 @@ from sparring_cli.application import main
 from sparring_train.config.reading.loader import parse_config
 from sparring_train.data.join.state_files import JOIN
 from sparring_train.data.stream.cut_log import read_cuts
+from sparring_train.metrics_files.stream_families import stream_families
 from sparring_train.pytorch.trainer import train
 
+from ..config.config_runs import Runs
 from ..data.stream.stream_files import WritableFolder
 from .stream_runs import Quiet
 
@@ -154,8 +159,53 @@ def test_late_labels_become_examples(clicked: dict[int, float]) -> None:
     # Some actions wait for their impression when the stream ends.
     assert 0 <= corrected["corrected"] - dropped["dropped"] < 3
     assert corrected["joined"] == dropped["joined"]
-    weighted = run("data.join.late=correct", "data.join.late_weight=2", "snapshots.url=third")
-    assert weighted.extra["join"] == corrected
+    words = ("data.join.late=correct", "data.join.late_weight=2", "snapshots.url=third")
+    assert run(*words, "metrics.path=metrics.jsonl").extra["join"] == corrected
+    stream = json.loads(Path("metrics.jsonl").read_text().splitlines()[-1])["stream"]
+    assert corrected.items() <= stream["join"].items()
+    assert stream["join"]["watermark_lag_seconds"] > 0
+    families = {each.name: each.samples for each in stream_families(stream, {"rank": "0"})}
+    assert families["sparring_stream_join_open"][0].value == corrected["open"]
+    assert families["sparring_stream_join_joined_total"][0].value == corrected["joined"]
+    late = families["sparring_stream_join_late_total"]
+    assert {each.labels["result"]: each.value for each in late} == {
+        name: corrected[name] for name in ("corrected", "unchanged", "dropped")
+    }
+
+
+def test_another_number_of_ranks_continues_a_join(clicked: dict[int, float], runs: Runs) -> None:
+    own = "model={kind: matrix_factorization, dim: 3}"
+    words = (own, "data.numeric=[]", "data.required=[user, item]", "snapshots.resume=true")
+    one = runs._run(CONFIG, (*words, "snapshots.url=alone"))[0].end.extra["join"]
+    runs.ranks(*words, "training.steps=3", text=CONFIG)
+    saved = newest().state(JOIN).values["ranks"]
+    assert all(each["counts"]["open"] for each in saved)
+    runs._run(CONFIG, (*words, "training.steps=5"))
+    runs.ranks(*words, text=CONFIG)
+    counts = [each["counts"] for each in newest().state(JOIN).values["ranks"]]
+    assert {name: sum(each[name] for each in counts) for name in one} == one
+    assert {cut.world_size for cut in read_cuts("run")} == {1, 2}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("storage", ["memory", "rocksdb"])
+def test_open_impressions_survive_kills(clicked: dict[int, float], storage: str) -> None:
+    if storage == "rocksdb":
+        pytest.importorskip("sparring_rocksdb", reason='pip install "sparring[rocksdb]"')
+    words = [f"data.join.storage={storage}", "data.join.path=store", "snapshots.every_steps=1"]
+    command = [sys.executable, "-m", "sparring", "train", "run.yaml", *words]
+    for number in (2, 5, 7):
+        with subprocess.Popen([*command, "--resume"], stderr=subprocess.PIPE) as process:
+            end = time.monotonic() + 60
+            while not Path(f"run/step-{number:012d}").exists():
+                assert time.monotonic() < end, "the run does not continue"
+                time.sleep(0.01)
+            process.kill()
+    result = run(*words, "snapshots.resume=true")
+    whole = run("snapshots.url=whole", *words)
+    assert result.resumed_steps >= 7
+    assert result.extra["join"] == whole.extra["join"]
+    assert main(["replay", "run.yaml", *words]) == 0
 
 
 def test_wrong_streams_are_rejected(clicked: dict[int, float]) -> None:

@@ -121,5 +121,8 @@ class StreamedDataset(Dataset, Protocol):
             step: the step, which may be earlier than the last batch that `batches` yielded.
         """
 
+    def metrics(self) -> Mapping[str, Any]:
+        """Returns further metrics of this rank for the section ``stream``, as JSON values."""
+
     def close(self) -> None:
         """Releases what `states` needs. Called once, after the last snapshot."""

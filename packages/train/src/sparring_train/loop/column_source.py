@@ -155,6 +155,11 @@ class ColumnSource:
         is_stream = not self._config.data.has_epochs
         return cast(StreamedDataset, self.data).states(step) if is_stream else {}
 
+    def metrics(self) -> Mapping[str, Any]:
+        """See `StreamedDataset.metrics`; empty for other data."""
+        is_stream = not self._config.data.has_epochs
+        return cast(StreamedDataset, self.data).metrics() if is_stream else {}
+
     def close(self) -> None:
         """Closes a stream. Nothing is read afterwards."""
         if not self._config.data.has_epochs and "data" in vars(self):

@@ -103,7 +103,7 @@ def run_training(
             run = _Run(config, source, trainer, progress, plugin_manager)
             is_one_host = job.membership.local_world_size == job.collective.world_size
             with (
-                metrics_output(container, config.metrics, run.live.metrics),
+                metrics_output(container, config.metrics, run.metrics),
                 run.notes,
                 run.best_kept(is_one_host),
             ):
@@ -168,6 +168,11 @@ class _Run:
             self._container, self._config, self._snapshots, tell, is_one_host=is_one_host
         ) as self._kept:
             yield
+
+    def metrics(self) -> dict[str, Any]:
+        """Returns the metrics of a stream, by section."""
+        found = self.live.metrics()
+        return {name: {**each, **self._source.metrics()} for name, each in found.items()}
 
     def to_end(self) -> TrainResult:
         """Trains and evaluates as configured."""

@@ -9,6 +9,8 @@ from sparring_cli import MetricFamily, MetricSample
 
 __all__ = ["stream_families"]
 
+_GAUGES_OF_JOIN = ("open", "watermark_lag_seconds")
+_LATE = ("corrected", "unchanged", "dropped")
 _NAMES_OF_SLICES = ("dimension", "value")
 
 
@@ -26,6 +28,8 @@ def stream_families(stream: Mapping[str, Any], labels: dict[str, str]) -> Iterat
             yield MetricFamily(f"{full}_total", "counter", meaning, [sample])
         elif name == "window":
             yield from _window_families(value, labels)
+        elif name == "join":
+            yield from _join_families(value, labels)
         elif isinstance(value, Mapping):
             counts = {float(bound): count for bound, count in value["counts"].items()}
             yield MetricFamily(
@@ -33,6 +37,20 @@ def stream_families(stream: Mapping[str, Any], labels: dict[str, str]) -> Iterat
             )
         elif value is not None:
             yield MetricFamily(full, "gauge", meaning, [MetricSample(labels, value)])
+
+
+def _join_families(join: Mapping[str, Any], labels: dict[str, str]) -> Iterator[MetricFamily]:
+    late = []
+    for name, value in join.items():
+        full, meaning = f"sparring_stream_join_{name}", f"{name} of the join"
+        if name in _LATE:
+            late.append(MetricSample({**labels, "result": name}, value))
+        elif name in _GAUGES_OF_JOIN:
+            yield MetricFamily(full, "gauge", meaning, [MetricSample(labels, value)])
+        else:
+            yield MetricFamily(f"{full}_total", "counter", meaning, [MetricSample(labels, value)])
+    full, meaning = "sparring_stream_join_late_total", "actions after their window, by result"
+    yield MetricFamily(full, "counter", meaning, late)
 
 
 def _window_families(window: Mapping[str, Any], labels: dict[str, str]) -> Iterator[MetricFamily]:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sparring import State
 from sparring.contracts import validate_options
@@ -106,13 +107,21 @@ class JoinedStreamDataset(StreamDataset):
         self._joined = JoinedSource(sources, {name: each.url for name, each in sections.items()})
         decoders = {
             name: MessageDecoder(
-                each, self.schema.label if name and each.label else None, request.rank
+                each,
+                self.schema.label if name and each.label else None,
+                request.rank,
+                None if name or self._strings is None else self,
             )
             for name, each in sections.items()
         }
         self._decoders = JoinedDecoder(decoders, self._joined.places)
         self._parser = self._decoders
         return self._joined
+
+    def add(self, feature: str, ids: npt.NDArray[np.int64], strings: Any) -> None:
+        """Stores the strings of features, but not those of keys; see `StringReceiver`."""
+        if self._strings is not None and feature in self._data.categorical:
+            self._strings.add(feature, ids, strings)
 
     # -- begin and resume -------------------------------------------------------------------
 
@@ -423,6 +432,7 @@ class JoinedStreamDataset(StreamDataset):
     # -- snapshots --------------------------------------------------------------------------
 
     def states(self, step: int) -> Mapping[str, State]:
+        super().states(step)
         files, joiner, folder = self._files, self._joiner, self._folder
         assert files is not None
         assert joiner is not None
@@ -457,6 +467,12 @@ class JoinedStreamDataset(StreamDataset):
             "ranks": ranks,
         }
         return {JOIN: State(values)}
+
+    def metrics(self) -> Mapping[str, Any]:
+        if self._joiner is None or self._joiner.watermark == -math.inf:
+            return {}
+        lag = time.time() - self._joiner.watermark
+        return {"join": {**asdict(self._joiner.counts), "watermark_lag_seconds": lag}}
 
     def close(self) -> None:
         if self._joiner is not None:

@@ -108,6 +108,10 @@ class StreamDataset:
             self._strings.flush()
         return {}
 
+    def metrics(self) -> Mapping[str, Any]:
+        """See `StreamedDataset.metrics`."""
+        return {}
+
     def close(self) -> None:
         """See `StreamedDataset.close`."""
 
