@@ -182,8 +182,7 @@ class JoinedStreamDataset(StreamDataset):
                 "the original streams"
             )
         self._watermark = self._used_watermark = _as_time(values["watermark"])
-        self._newest = dict(values["newest"])
-        self._is_behind = True
+        self._newest, self._is_behind = dict(values["newest"]), True
         root = url.rstrip("/").rpartition("/")[0]
         self._erased, self._erased_step = ErasedKeys(root), self._step
         files, saved = StateFiles(root), values["ranks"]
@@ -435,8 +434,7 @@ class JoinedStreamDataset(StreamDataset):
         super().states(step)
         files, joiner, folder = self._files, self._joiner, self._folder
         assert files is not None
-        assert joiner is not None
-        assert folder is not None
+        assert joiner is not None and folder is not None  # noqa: PT018 (not a test)
         error: Exception | None = None
         names: list[str] = []
         moment = next(each for each in self._moments if each.step == step)
