@@ -192,6 +192,33 @@ def test_versions_with_other_parameters_are_rejected(exported: Exported, tmp_pat
         np.testing.assert_array_equal(program(inputs)["score"], expected)
 
 
+def test_a_run_reads_the_version_that_it_holds_after_a_refresh(exported: Exported) -> None:
+    ops, _ = load_operators()
+    handle = (exported.bundle / "binding.txt").read_text().splitlines()[0]
+
+    def read(version: int) -> tuple[bytes, bytes]:
+        rows = ops.sparring_program_gather_in(
+            ids=tf.range(9, dtype=tf.int64),
+            anchor=tf.zeros([0, 3]),
+            version=version,
+            handle=handle,
+            tables="country_rows",
+        )
+        return rows.numpy().tobytes(), reader.parameters(version)[0].data.tobytes()
+
+    with load_program(exported.bundle, exported.served) as program:
+        reader = load_reader()
+        with reader.hold_version(handle) as version:
+            before = read(version)
+            exported.train_and_publish()
+            assert program.refresh()
+            assert read(version) == before
+            with reader.hold_version(handle) as newer:
+                assert all(new != old for new, old in zip(read(newer), before, strict=True))
+        with pytest.raises(ProgramError, match="no run holds version number"):
+            reader.parameters(version)
+
+
 def test_runs_read_one_version_while_versions_change(exported: Exported) -> None:
     inputs = batch_of(5, 8)
     with load_program(exported.bundle, exported.served) as program:
