@@ -245,18 +245,24 @@ def _merge(
 def _merge_window(
     chain: Sequence[Snapshot], table: str, window: Partitions, block: ColumnBlock
 ) -> Iterator[ScanChunk]:
-    newer: Keys = np.empty(0, np.int64)
+    # Sorted arrays, each more than twice as long as the next one, so that a long chain does not sort all
+    # keys again for each delta.
+    newer: list[Keys] = []
     for place, snapshot in enumerate(chain):
         if table not in snapshot.own_tables:
             continue
         is_oldest = place == len(chain) - 1
+        if is_oldest and newer:
+            newer = [np.unique(np.concatenate(newer))]
         found: list[Keys] = []
         parts = _read_parts(snapshot, table, "rows", window, block)
         for part in read_ahead(parts) if _is_large(snapshot, table) else parts:
             # Copied, because a view would keep the rows in memory too.
             found.append(part.keys.copy())
-            kept = _exclude_keys(part, newer)
+            kept = part
             del part
+            for some in newer:
+                kept = _exclude_keys(kept, some)
             if len(kept):
                 yield kept
             del kept
@@ -265,7 +271,10 @@ def _merge_window(
             return
         gone = _read_parts(snapshot, table, "erased", window, block)
         erased = [part.keys.copy() for part in gone]
-        newer = np.unique(np.concatenate([newer, keys, *erased]))
+        newer.append(np.unique(np.concatenate([keys, *erased])))
+        while len(newer) > 1 and len(newer[-2]) <= 2 * len(newer[-1]):
+            last = newer.pop()
+            newer[-1] = np.union1d(newer[-1], last)
 
 
 def _read_parts(
