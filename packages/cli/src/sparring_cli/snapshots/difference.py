@@ -163,7 +163,7 @@ def _add(found: TableDifference, before: _Side, after: _Side, top: int) -> None:
         found.num_changed += int(np.count_nonzero(moved))
     found.num_moved += int(np.count_nonzero(moved))
     found.sum_moved += float(moved[np.isfinite(moved)].sum())
-    most = np.argsort(-moved, kind="stable")[:top]
+    most = np.lexsort((after.keys[new], moved))[::-1][:top]
     found.most_moved = heapq.nlargest(
         top,
         [
