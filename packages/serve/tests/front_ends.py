@@ -67,7 +67,7 @@ class Folder:
         dtype: str = "fp32",
         model: Mapping[str, bytes] | None = None,
     ) -> Path:
-        """Publishes the given rows by table and key; `dtype` is that of `item`, and `model` are the files
+        """Publishes the given rows by table and key; `dtype` applies to `item`, and `model` are the files
         of the model."""
         run = f"{self.path}/run/step-{step}"
         over = None if base is None else f"{self.path}/run/step-{base}"
