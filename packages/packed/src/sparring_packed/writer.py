@@ -1,6 +1,6 @@
 """Writes serving snapshots from training snapshots: full ones, and deltas with a base.
 
-    rows of a window of partitions → one file image, in memory → staged, synced, hashed
+    rows of a window of partitions → one file image, in memory → staged; synced and hashed by threads
     all files → manifest → rename
 
 The size of a window depends on the maximum file size, so memory does not grow with the table.
@@ -16,16 +16,19 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparring import Snapshot, TableConfig, TableDescription, open_snapshot, scan_rows
-from sparring.adapter import BloomFilter, locate, scan_own_rows
+from sparring.adapter import BloomFilter, FileHashes, locate, scan_own_rows
 from sparring.contracts import Initializer, Keys, partition
 from sparring.errors import InvalidArgumentError, SnapshotError, SnapshotIOError, UnknownTableError
 from sparring_packed import library as native
@@ -45,6 +48,9 @@ from sparring_packed.manifest import (
 __all__ = ["WriteOptions", "WriteResult", "write"]
 
 _NUM_PARTITIONS = 4096
+_SEALING_THREADS = 8
+"""Syncs of many files at the same time take a fraction of the time of one after the other."""
+_MAX_UNSEALED = 64
 _DTYPES = {
     "float32": "fp32",
     "float16": "fp16",
@@ -165,12 +171,14 @@ def write(
             )
         token = secrets.token_hex(8)
         folder = place.stage(name, token)
-    writer = _Writer(snapshot, url, folder, below, options or WriteOptions())
+    sealing = ThreadPoolExecutor(_SEALING_THREADS, "sparring-packed")
+    writer = _Writer(snapshot, url, folder, below, options or WriteOptions(), sealing)
     is_committed = False
     try:
         for table in sorted(tables, key=lambda each: each.name):
             writer.write_table(table)
         writer.write_model()
+        writer.seal(0)
         manifest = ServingManifest(
             version=2 if writer.model else 1,
             step=snapshot.step,
@@ -186,6 +194,7 @@ def write(
             place.publish(folder, name, text)
         is_committed = True
     finally:
+        sealing.shutdown()
         folder.close()
         if not is_committed:
             with _writing(url, "the staging folder"):
@@ -309,10 +318,17 @@ class _Writer:
     """Writes the files of one serving snapshot."""
 
     def __init__(
-        self, snapshot: Snapshot, url: str, folder: Any, base: _Base | None, options: WriteOptions
+        self,
+        snapshot: Snapshot,
+        url: str,
+        folder: Any,
+        base: _Base | None,
+        options: WriteOptions,
+        sealing: Executor,
     ) -> None:
         self._snapshot, self._url, self._folder = snapshot, url, folder
-        self._base, self._options = base, options
+        self._base, self._options, self._sealing = base, options, sealing
+        self._unsealed: deque[tuple[Future[FileHashes], Callable[[FileHashes], None]]] = deque()
         self.files: list[ServingFile] = []
         self.model: list[ModelFile] = []
         self._errors: dict[str, tuple[float, float]] = {}
@@ -341,15 +357,17 @@ class _Writer:
 
     def write_model(self) -> None:
         for kind, data in self._options.model.items():
-            name, hashes = self._write_bytes(_MODEL_FILES[kind], memoryview(data))
-            self.model.append(
-                ModelFile(
-                    name=name,
-                    kind=kind,  # type: ignore[arg-type]
-                    size_bytes=hashes.size_bytes,
-                    hash=hashes.whole,
-                )
+            self._write_bytes(_MODEL_FILES[kind], memoryview(data), partial(self._add_model, kind))
+
+    def _add_model(self, kind: str, name: str, hashes: FileHashes) -> None:
+        self.model.append(
+            ModelFile(
+                name=name,
+                kind=kind,  # type: ignore[arg-type]
+                size_bytes=hashes.size_bytes,
+                hash=hashes.whole,
             )
+        )
 
     def written(self, manifest_hash: str, row_bytes: Mapping[str, int]) -> WriteResult:
         def total(what: str, *kinds: str) -> dict[str, int]:
@@ -447,25 +465,48 @@ class _Writer:
         window: tuple[int, int],
         num_keys: int,
     ) -> None:
-        stored, hashes = self._write_bytes(name, data)
-        self.files.append(
-            ServingFile(
-                name=stored,
-                kind=kind,  # type: ignore[arg-type]
-                table=table,
-                partitions=window,
-                num_keys=num_keys,
-                size_bytes=hashes.size_bytes,
-                hash=hashes.whole,
+        def add(stored: str, hashes: FileHashes) -> None:
+            self.files.append(
+                ServingFile(
+                    name=stored,
+                    kind=kind,  # type: ignore[arg-type]
+                    table=table,
+                    partitions=window,
+                    num_keys=num_keys,
+                    size_bytes=hashes.size_bytes,
+                    hash=hashes.whole,
+                )
             )
-        )
 
-    def _write_bytes(self, name: str, data: memoryview) -> tuple[str, Any]:
-        """Writes a file, and returns its stored name, and its size and hash."""
+        self._write_bytes(name, data, add)
+
+    def _write_bytes(
+        self, name: str, data: memoryview, add: Callable[[str, FileHashes], None]
+    ) -> None:
+        """Writes a file. Calls `add` with its stored name, its size and its hash when it is sealed."""
         stored = self._folder.stored_name(name)
-        with _writing(self._url, stored), self._folder.create(stored) as file:
-            file.append([data])
-            return stored, file.seal(_no_pause)
+        with _writing(self._url, stored):
+            file = self._folder.create(stored)
+            try:
+                file.append([data])
+            except BaseException:
+                file.close()
+                raise
+        future = self._sealing.submit(_seal, self._url, stored, file)
+        self._unsealed.append((future, partial(add, stored)))
+        self.seal(_MAX_UNSEALED)
+
+    def seal(self, most: int) -> None:
+        """Waits until at most `most` files are not durable."""
+        while len(self._unsealed) > most:
+            future, add = self._unsealed.popleft()
+            add(future.result())
+
+
+def _seal(url: str, name: str, file: Any) -> FileHashes:
+    with _writing(url, name), file:
+        hashes: FileHashes = file.seal(_no_pause)
+        return hashes
 
 
 def _full_window(snapshot: Snapshot, table: TableDescription, window: tuple[int, int]) -> _Window:

@@ -98,6 +98,7 @@ from sparring.snapshot.format.data_file import Tensor as Tensor
 from sparring.snapshot.format.data_file import decode_dtype as decode_dtype
 from sparring.snapshot.format.data_file import decode_header as decode_header
 from sparring.snapshot.format.data_file import encode_header as encode_header
+from sparring.snapshot.format.manifest import FileHashes as FileHashes
 from sparring.snapshot.place.place import reading as reading
 from sparring.snapshot.reader import locate as locate
 from sparring.snapshot.reader import open_root as open_root

@@ -36,6 +36,11 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+_MAX_MANIFESTS = 256
+_manifests: dict[str, tuple[tuple[int, ...], sparring_packed.ServingManifest]] = {}
+"""Manifests that were read before: URL → identity and manifest. Manifests do not change, and a process
+that publishes every second would otherwise read all of them each time."""
+
 
 class GateClosedError(SnapshotError):
     """The gate of the folder is closed; nothing was published."""
@@ -302,10 +307,20 @@ def _existing(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.Serv
             f"cannot list {out_url}: {error}; check the folder and its permissions"
         ) from error
     for name in names:
+        url, identity = f"{os.fspath(out_url).rstrip('/')}/{name}", place.identity(name)
+        before = _manifests.get(url)
+        if identity is not None and before is not None and before[0] == identity:
+            found[name] = before[1]
+            continue
         try:
-            found[name] = sparring_packed.read_manifest(f"{os.fspath(out_url).rstrip('/')}/{name}")
+            found[name] = sparring_packed.read_manifest(url)
         except SnapshotError as error:
             _log.warning("serving snapshot %s is ignored: %s", name, error)
+            continue
+        if identity is not None:
+            _manifests[url] = identity, found[name]
+            if len(_manifests) > _MAX_MANIFESTS:
+                del _manifests[next(iter(_manifests))]
     return dict(sorted(found.items(), key=lambda each: (each[1].step, each[0])))
 
 

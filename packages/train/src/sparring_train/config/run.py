@@ -19,6 +19,7 @@ from sparring_train.config.sections.kinds import METRICS, DataSection, ModelSect
 from sparring_train.config.sections.logging import LoggingConfig
 from sparring_train.config.sections.metrics import MetricsConfig
 from sparring_train.config.sections.optimizer import OptimizerConfig
+from sparring_train.config.sections.publish import PublishConfig
 from sparring_train.config.sections.snapshots import SnapshotsConfig
 from sparring_train.config.sections.stream import StreamData
 from sparring_train.config.sections.tables import TablesConfig
@@ -124,6 +125,9 @@ class RunConfig(Section):
     change_notes: ChangeNotesConfig = Field(
         ChangeNotesConfig(),
         description="Publication of changed rows to servers that cache the storage.",
+    )
+    publish: PublishConfig = Field(
+        PublishConfig(), description="Versions of the model for servers, while it is trained."
     )
     plan: LocalPath | None = Field(
         None,
@@ -383,6 +387,56 @@ def _check_snapshots(chosen: SnapshotsConfig) -> Iterator[PydanticCustomError]:
             )
 
 
+def _check_publish(
+    publish: PublishConfig, snapshots: SnapshotsConfig
+) -> Iterator[PydanticCustomError]:
+    if publish.url is None:
+        for name in PublishConfig.model_fields:
+            if getattr(publish, name) != getattr(PublishConfig(), name):
+                yield PydanticCustomError(
+                    "publish_url",
+                    "publish.{name} has no effect, because nothing is published",
+                    {
+                        "path": ("publish", name),
+                        "name": name,
+                        "found": "publish.url: null",
+                        "expected": "a folder in publish.url",
+                    },
+                )
+        return
+    if snapshots.url is None:
+        yield PydanticCustomError(
+            "publish_snapshots",
+            "requires a folder for snapshots, from which versions are written",
+            {
+                "path": ("publish", "url"),
+                "found": "snapshots.url: null",
+                "expected": "a folder in snapshots.url",
+            },
+        )
+
+
+def _check_quantize(
+    publish: PublishConfig, model: ModelSection, data: DataSection
+) -> Iterator[PydanticCustomError]:
+    if not publish.quantize or model.problem(data.columns) is not None:
+        return
+    known = [table.name for table in model.tables(data.columns)]
+    for name in publish.quantize:
+        if name not in (*known, "*"):
+            yield PydanticCustomError(
+                "table_name",
+                "model {model} has no such table",
+                {
+                    "path": ("publish", "quantize", name),
+                    "is_key": True,
+                    "model": model.kind,
+                    "expected": ", ".join(["*", *known]),
+                    "suggestion": find_closest_name(name, known),
+                },
+            )
+
+
 def _check_change_notes(chosen: ChangeNotesConfig) -> Iterator[PydanticCustomError]:
     if chosen.is_on:
         return
@@ -410,5 +464,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[PydanticCustomError
     (("model", "data", "tables"), _check_table_names),
     (("snapshots",), _check_snapshots),
     (("change_notes",), _check_change_notes),
+    (("publish", "snapshots"), _check_publish),
+    (("publish", "model", "data"), _check_quantize),
 )
 """Names of sections → function that yields contradictions between them."""

@@ -21,6 +21,7 @@ from sparring_train.columns import ColumnBatch
 from sparring_train.config.run import RunConfig
 from sparring_train.data.stream.cut_log import CutLog
 from sparring_train.live.evaluation import LiveEvaluation
+from sparring_train.live.publishing import RunPublisher
 from sparring_train.loop.best_step import BestStep
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.kept_best import BestStepSnapshots, kept_best, make_best_step
@@ -103,6 +104,7 @@ def run_training(
             run = _Run(config, source, trainer, progress, plugin_manager)
             is_one_host = job.membership.local_world_size == job.collective.world_size
             with (
+                run.publishing,
                 metrics_output(container, config.metrics, run.metrics),
                 run.notes,
                 run.best_kept(is_one_host),
@@ -153,6 +155,7 @@ class _Run:
         self.notes = RunNotes(self._container, config, plugin_manager, tell)
         self.live = LiveEvaluation(config, self._ranks, tell)
         self.live.on_window.append(self._report.on_window)
+        self.publishing = RunPublisher(self._container, config, self._snapshots, tell)
         self._counts = RunCounts(config, source, trainer, self._ranks)
         url = config.snapshots.url if self._ranks.is_first else None
         self._cuts = CutLog(url, self._ranks.world_size, tell)
@@ -170,9 +173,10 @@ class _Run:
             yield
 
     def metrics(self) -> dict[str, Any]:
-        """Returns the metrics of a stream, by section."""
+        """Returns the metrics of a stream and of publications, by section."""
         found = self.live.metrics()
-        return {name: {**each, **self._source.metrics()} for name, each in found.items()}
+        stream = {name: {**each, **self._source.metrics()} for name, each in found.items()}
+        return {**stream, **self.publishing.metrics()}
 
     def to_end(self) -> TrainResult:
         """Trains and evaluates as configured."""
@@ -204,6 +208,7 @@ class _Run:
         self.notes.end(self._step)
         if (last := self.live.end(self._step)) is not None:
             self._report.on_window(last)
+        self.publishing.end(self._step)
         result = self._result()
         if is_terminated:
             self._progress.on_message(describe_sigterm(self._step, self._snapshots.last_url))
@@ -241,6 +246,7 @@ class _Run:
                 with self._container.span("save"):
                     self._snapshots.save(self._step, self._states())
             self.notes.after_step(self._step)
+            self.publishing.after_step(self._step, trained.batch.cut, self._states)
             if self._best is not None and self._best.is_over:
                 self._progress.on_message(
                     f"training stops after step {self._step:,}, because {self._best.num_since} "
@@ -361,6 +367,8 @@ class _Run:
                 if self._ranks.largest(int(self._stop.is_set())):
                     self._is_stopped = True
                     return
+                if not self._coming:
+                    self.publishing.on_idle(self._step, self._states)
                 continue
             at = at.after(batch.cut)
             self._coming.append((at, False))

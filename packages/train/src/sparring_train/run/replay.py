@@ -15,6 +15,7 @@ from sparring.errors import ConfigError, DataError
 from sparring_train.config.run import ReportConfig, RunConfig, StorageConfig
 from sparring_train.config.sections.change_notes import ChangeNotesConfig
 from sparring_train.config.sections.metrics import MetricsConfig
+from sparring_train.config.sections.publish import PublishConfig
 from sparring_train.config.sections.snapshots import SnapshotsConfig
 from sparring_train.config.sections.stream import StreamData
 from sparring_train.data.stream.cut_log import RecordedCut, read_cuts
@@ -103,6 +104,7 @@ def plan_replay(config: RunConfig, output: str, start: int | None, until: int | 
         # The rows of the run stay as they are, and no other storage changes a bit.
         "storage": StorageConfig(backend="memory"),
         "change_notes": ChangeNotesConfig(),
+        "publish": PublishConfig(),
         "metrics": MetricsConfig(),
         "report": ReportConfig(),
     }

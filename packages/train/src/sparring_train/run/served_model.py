@@ -14,7 +14,7 @@ from sparring_train.config.section import Section
 from sparring_train.config.sections.columns import ColumnSettings
 from sparring_train.config.sections.kinds import DataSection
 from sparring_train.registered_kinds import find_trainer, trainer_names
-from sparring_train.run.same_run import RUN
+from sparring_train.run.same_run import ORIGINS, RUN
 from sparring_train.run.saved_run import read_run_config
 
 if TYPE_CHECKING:
@@ -29,17 +29,16 @@ __all__ = [
 
 _LEAST_BYTES = 256
 """Minimum size of a file of the model; see ``docs/format/packed.md``."""
+_described: dict[str, bytes] = {}
+"""Description of a run → its preprocessing, for the run that was published last."""
 
 
-def model_files(
-    snapshot: Snapshot, manager: PluginManager, data: DataSection | None = None
-) -> dict[str, bytes]:
+def model_files(snapshot: Snapshot, manager: PluginManager) -> dict[str, bytes]:
     """Returns the files of a model for a serving snapshot, by kind.
 
     Args:
         snapshot: snapshot of a run.
         manager: finds trainers and kinds of data.
-        data: the section of the run, if it is known; otherwise it is read from the snapshot.
 
     Returns:
         ``parameters`` and ``preprocessing``; nothing if the snapshot was not saved by `sparring train`,
@@ -60,15 +59,25 @@ def model_files(
         return {}
     saved = snapshot.state(framework)
     arrays = parameters(State(saved.values, saved.arrays))
-    if data is None:
-        data = read_run_config(snapshot, (), manager).data
     # The names are listed, because readers of safetensors do not keep the order of arrays.
     metadata = {"framework": framework, "names": json.dumps(list(arrays))}
-    described = json.dumps(describe_preprocessing(data), indent=1)
     return {
         "parameters": encode_parameters(arrays, metadata),
-        "preprocessing": f"{described}\n".rjust(_LEAST_BYTES).encode(),
+        "preprocessing": _preprocessing(snapshot, manager),
     }
+
+
+def _preprocessing(snapshot: Snapshot, manager: PluginManager) -> bytes:
+    saved = snapshot.state(RUN).values
+    origins = snapshot.state(ORIGINS).values if ORIGINS in snapshot.state_names(0) else None
+    key = json.dumps([saved.get("data"), saved.get("model"), origins])
+    if key not in _described:
+        # Parsing the configuration takes longer than converting a delta.
+        _described.clear()
+        data = read_run_config(snapshot, (), manager).data
+        text = json.dumps(describe_preprocessing(data), indent=1)
+        _described[key] = f"{text}\n".rjust(_LEAST_BYTES).encode()
+    return _described[key]
 
 
 def torch_parameters(state: State) -> dict[str, npt.NDArray[Any]]:

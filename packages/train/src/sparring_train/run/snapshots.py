@@ -154,6 +154,11 @@ class RunSnapshots:
         self._container.quiesce()
         return _broadcast_answer(self._container.collective, is_time)
 
+    @property
+    def running(self) -> Task[SaveResult] | None:
+        """The newest save that runs concurrently with steps; None if it is reported."""
+        return self._task
+
     def check(self) -> None:
         """Reports a save that failed. The run continues, and the next save is attempted."""
         task = self._task
@@ -193,6 +198,7 @@ class RunSnapshots:
         *,
         is_last: bool = False,
         is_pinned: bool = False,
+        share: float | None = None,
     ) -> str | None:
         """Saves the state after `step`, concurrently with later steps unless it is the last.
 
@@ -201,6 +207,7 @@ class RunSnapshots:
             states: state in addition to the tables.
             is_last: wait for the save, because no step follows.
             is_pinned: see `pin`.
+            share: see `SaveOptions.share`; only for deltas.
 
         Returns:
             The URL of the snapshot; None if the step was saved before, or the save could not start.
@@ -241,6 +248,7 @@ class RunSnapshots:
                     ),
                     is_base=has_deltas,
                     index_keys=chosen.history is not None,
+                    share=share if is_delta else None,
                     report_failure=False,
                 ),
             )

@@ -1,0 +1,148 @@
+"""A process that publishes the snapshots of a running trainer, so that no step waits.
+
+    python -m sparring_serve.publishing.process
+
+The first line of standard input is a `PublishSettings`, and each further line a `PublishOrder`, as JSON.
+Each order is answered by one line on standard output: a `PublishAnswer`. The process ends at the end of
+standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sparring import make_plugin_manager
+from sparring.errors import SparringError
+from sparring_serve.config import ClientConfig
+from sparring_serve.publishing.model_files import find_model_reader
+from sparring_serve.publishing.notify import Notifier
+from sparring_serve.publishing.publisher import (
+    GateClosedError,
+    PublisherOptions,
+    publish_newest,
+)
+
+__all__ = ["PublishAnswer", "PublishOrder", "PublishSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishSettings:
+    """Settings of the process.
+
+    Args:
+        output: URL of the folder of serving snapshots.
+        options: Arguments of `PublisherOptions`.
+        notify: Addresses of servers to notify.
+        client: Fields of `ClientConfig` for these servers.
+        notify_seconds: Timeout of a notification.
+    """
+
+    output: str
+    options: Mapping[str, Any]
+    notify: Sequence[str] = ()
+    client: Mapping[str, Any] = field(default_factory=dict)
+    notify_seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class PublishOrder:
+    """Order to publish a committed snapshot.
+
+    Args:
+        snapshot: URL of the snapshot.
+        keep_steps: See `PublisherOptions`.
+    """
+
+    snapshot: str
+    keep_steps: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PublishAnswer:
+    """Result of an order.
+
+    Args:
+        result: ``published``; ``unchanged``, if the snapshot was published before; ``withheld``, if the
+            gate is closed; or ``failed``.
+        reason: Why nothing was published.
+        url: URL of the serving snapshot.
+        is_delta: Whether it is a delta.
+        convert_seconds: Time of reading the snapshot and writing the serving snapshot.
+        notify_seconds: Time until all servers had replied.
+        not_notified: Address → reason, for servers that do not serve the version yet.
+    """
+
+    result: str
+    reason: str = ""
+    url: str = ""
+    is_delta: bool = False
+    convert_seconds: float = 0.0
+    notify_seconds: float = 0.0
+    not_notified: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Process:
+    def __init__(self, settings: PublishSettings) -> None:
+        self._settings = settings
+        self._read_model = find_model_reader(make_plugin_manager())
+        self._notifier: Notifier | None = None
+        if settings.notify:
+            config = ClientConfig.model_validate(dict(settings.client))
+            self._notifier = Notifier(settings.notify, config, settings.notify_seconds)
+
+    def publish(self, order: PublishOrder) -> PublishAnswer:
+        begin = time.perf_counter()
+        options = PublisherOptions(
+            **{**self._settings.options, "keep_steps": tuple(order.keep_steps)}
+        )
+        try:
+            published = publish_newest(
+                order.snapshot, self._settings.output, options, None, self._read_model
+            )
+        except GateClosedError as error:
+            return PublishAnswer("withheld", str(error))
+        except (SparringError, OSError) as error:
+            return PublishAnswer("failed", f"{type(error).__name__}: {error}")
+        converted = time.perf_counter()
+        if published is None:
+            return PublishAnswer("unchanged")
+        failed = {} if self._notifier is None else self._notifier.notify()
+        return PublishAnswer(
+            "published",
+            url=published.written.url,
+            is_delta=published.is_delta,
+            convert_seconds=converted - begin,
+            notify_seconds=time.perf_counter() - converted,
+            not_notified=failed,
+        )
+
+
+def main() -> None:
+    """Publishes until the end of standard input."""
+    # A signal to the process group ends the trainer, which then closes standard input.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="publisher: %(message)s")
+    process: _Process | None = None
+    for line in sys.stdin:
+        given = json.loads(line)
+        if process is None:
+            process = _Process(PublishSettings(**given))
+            continue
+        try:
+            answer = process.publish(PublishOrder(**given))
+        except Exception as error:
+            logging.exception("publishing %s failed", given.get("snapshot"))
+            answer = PublishAnswer("failed", f"{type(error).__name__}: {error}")
+        print(json.dumps(asdict(answer)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""The process that publishes snapshots of this run, and the thread that passes them to it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sparring import SaveResult
+from sparring_train.config.sections.publish import PublishConfig
+
+if TYPE_CHECKING:
+    from sparring.adapter import Task
+    from sparring_serve.publishing.process import PublishAnswer
+
+__all__ = ["PublishCounters", "PublisherThread", "SavedStep"]
+
+RESULTS = ("published", "failed", "withheld", "skipped", "unchanged")
+_EXIT_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class PublishCounters:
+    """Totals of publications of this run."""
+
+    publications: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RESULTS, 0))
+    """Number of publications by result."""
+    publish_seconds: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("save", "convert", "notify"), 0.0)
+    )
+    """Time of each stage, over all published versions."""
+    num_not_notified: int = 0
+    """Number of notifications that failed, or after which a server rejected the version."""
+    age_seconds: float = 0.0
+    """Time from the newest event of the last published version until its publication was complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStep:
+    """A snapshot to publish, when its save has ended."""
+
+    url: str
+    """URL of the snapshot, if the save has ended."""
+    task: Task[SaveResult] | None
+    """The save that is running."""
+    event_time: float | None
+    """Time of the newest event that was trained."""
+    keep_steps: tuple[int, ...] = ()
+    """See `sparring_serve.publishing.publisher.PublisherOptions`."""
+
+
+class PublisherThread:
+    """Publishes snapshots one after the other, in a separate process.
+
+    If the process ends, the next publication starts another.
+
+    Args:
+        config: the section of the configuration.
+        tell: reports a one-line message to the user.
+    """
+
+    def __init__(self, config: PublishConfig, tell: Callable[[str], None]) -> None:
+        self._config, self._tell = config, tell
+        self.counters = PublishCounters()
+        self._process: subprocess.Popen[str] | None = None
+        self._last_message = ""
+        self._changed = threading.Condition()  # guards the next three attributes
+        self._pending: SavedStep | None = None
+        self._is_busy = self._is_closed = False
+        self._start()
+        self._thread = threading.Thread(target=self._run, name="sparring-publisher", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a snapshot can be passed. At most one waits while another is published."""
+        with self._changed:
+            return self._pending is None
+
+    def submit(self, saved: SavedStep) -> None:
+        """Passes a snapshot, which replaces one that waits."""
+        with self._changed:
+            self._pending = saved
+            self._changed.notify_all()
+
+    def join(self, timeout: float) -> bool:
+        """Waits until all snapshots are published, and returns whether they are."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._pending is None and not self._is_busy, timeout
+            )
+
+    def close(self) -> None:
+        """Ends the process after its current publication."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join(_EXIT_SECONDS)
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        try:
+            process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending is not None or self._is_closed)
+                saved, self._pending = self._pending, None
+                if saved is None:
+                    return
+                self._is_busy = True
+            try:
+                self._publish(saved)
+            finally:
+                with self._changed:
+                    self._is_busy = False
+                    self._changed.notify_all()
+
+    def _publish(self, saved: SavedStep) -> None:
+        save_seconds, url = 0.0, saved.url
+        if saved.task is not None:
+            saved.task.wait()
+            if saved.task.failure() is not None:
+                self._count("failed")  # The save reports its error.
+                return
+            result = saved.task.result()
+            save_seconds, url = result.seconds, result.url
+        try:
+            answer = self._ask(url, saved.keep_steps)
+        except (OSError, ValueError) as error:
+            self._count("failed")
+            self._warn(
+                f"publishing {url} failed, because the process that publishes has ended "
+                f"({error}); training continues, and the next version starts another one"
+            )
+            self._stop_process()
+            return
+        self._count(answer.result)
+        if answer.result in ("failed", "withheld"):
+            self._warn(
+                f"publishing {url} failed: {answer.reason}; training continues, and the next "
+                "version is attempted"
+                if answer.result == "failed"
+                else answer.reason
+            )
+            return
+        if answer.result != "published":
+            return
+        seconds = self.counters.publish_seconds
+        seconds["save"] += save_seconds
+        seconds["convert"] += answer.convert_seconds
+        seconds["notify"] += answer.notify_seconds
+        self.counters.num_not_notified += len(answer.not_notified)
+        if saved.event_time is not None:
+            self.counters.age_seconds = time.time() - saved.event_time
+        problems = ", ".join(f"{name} ({why})" for name, why in answer.not_notified.items())
+        if problems:
+            self._warn(
+                f"{answer.url} is published, but these servers do not serve it yet: {problems}; they "
+                "check for newer versions by themselves"
+            )
+        else:
+            self._last_message = ""
+
+    def _count(self, result: str) -> None:
+        self.counters.publications[result] += 1
+
+    def _warn(self, message: str) -> None:
+        """Reports a message, unless its reason was the last one."""
+        reason = message.partition(":")[2] or message
+        if reason != self._last_message:
+            self._tell(message)
+        self._last_message = reason
+
+    # -- the process ------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        from sparring_serve.publishing.process import PublishSettings
+
+        config = self._config
+        assert config.url is not None
+        settings = PublishSettings(
+            config.url,
+            {
+                "quantize": dict(config.quantize),
+                "full_every": config.full_every,
+                "keep": config.keep,
+                "max_delta_share": config.max_delta_share,
+            },
+            config.notify,
+            dict(config.client),
+            config.notify_seconds,
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "sparring_serve.publishing.process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._send(asdict(settings))
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
+
+    def _ask(self, url: str, keep_steps: tuple[int, ...]) -> PublishAnswer:
+        """Publishes a snapshot.
+
+        Raises:
+            OSError: the process has ended.
+        """
+        from sparring_serve.publishing.process import PublishAnswer, PublishOrder
+
+        if self._process is None:
+            self._start()
+        self._send(asdict(PublishOrder(url, keep_steps)))
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise OSError(f"exit status {self._process.wait()}")
+        return PublishAnswer(**json.loads(line))
+
+    def _stop_process(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
