@@ -186,7 +186,10 @@ def _stages(run: _Run, wait: float) -> str:
     """Returns the mean time of each stage."""
     one, two = run.before, run.after
     steps = two["steps"]["steps"] - one["steps"]["steps"]
-    found = {"wait in the stream": wait, "between steps": (run.span[1] + 5 - run.span[0]) / max(steps, 1)}
+    found = {
+        "wait in the stream": wait,
+        "between steps": (run.span[1] + 5 - run.span[0]) / max(steps, 1),
+    }
     one, two = one["publishing"], two["publishing"]
     results = {
         name: two["publications"][name] - one["publications"][name] for name in two["publications"]
@@ -219,7 +222,17 @@ def _redis(folder: Path) -> Iterator[int]:
     program, port = shutil.which("redis-server"), free_port()
     if program is None:
         raise RuntimeError("this benchmark needs redis-server; install Redis 7")
-    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    command = [
+        program,
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--dir",
+        str(folder),
+    ]
     with _ended(subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True)):
         yield port
 

@@ -21,7 +21,7 @@ from sparring_train.metrics_files.stream_families import stream_families
 
 __all__ = ["PrometheusFile", "PrometheusPage"]
 
-_GAUGES = {"rows", "memory_bytes", "most_undo_bytes", "num_outstanding"}
+_GAUGES = {"rows", "memory_bytes", "most_undo_bytes", "num_outstanding", "age_seconds"}
 """Metrics that can decrease, or are not sums."""
 
 _NOT_GAUGES = {("prefetches", "rows")}
@@ -103,7 +103,7 @@ def _families(metrics: Mapping[str, Any]) -> Iterator[MetricFamily]:
 def _numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, str], float]]:
     """Yields section, name, labels and value of each number."""
     rank = {"rank": str(metrics["rank"])}
-    for section in ("steps", "saves", "prefetches", "exchange", "events", "lines"):
+    for section in ("steps", "saves", "prefetches", "exchange", "events", "lines", "publishing"):
         for name, value in metrics.get(section, {}).items():
             if isinstance(value, Mapping):
                 for kind, part in value.items():
