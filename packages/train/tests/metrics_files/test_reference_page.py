@@ -13,6 +13,7 @@ from sparring.engine.checkpoint.save_manager import SaveCounters
 from sparring.engine.lookup.prefetch_thread import PrefetchCounters
 from sparring.engine.state import StepCounters
 from sparring.exchange.messenger import ExchangeCounters, WireBytes
+from sparring_train.live.publisher_process import PublishCounters
 from sparring_train.quality import predictions as metrics
 from sparring_train.run.result import TrainResult
 
@@ -26,6 +27,7 @@ CLASSES = (
     ExchangeCounters,
     WireBytes,
     TierCounters,
+    PublishCounters,
 )
 WITHOUT_UNIT = {"rank", "extra", "backend", "is_terminated"}
 """Not numbers."""

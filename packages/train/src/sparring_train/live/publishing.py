@@ -13,11 +13,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from sparring import State
 from sparring.adapter import Coordinator
 from sparring.contracts import Closable
-from sparring.errors import PluginError
+from sparring.errors import ConfigError, PluginError
 from sparring_train.columns import Cut
 from sparring_train.config.run import RunConfig
 from sparring_train.config.sections.publish import PublishConfig
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["RunPublisher"]
 
 _SHARE = 0.5
-"""Share of one core for the save of a delta that is published. The default would make each version later
-by the sevenfold processor time of its save."""
+"""Share of one core for a save that is published. With the default on few cores, each version would wait
+for seven times the processor time of its save."""
 
 
 class RunPublisher(Closable):
@@ -182,4 +183,15 @@ def _open_thread(config: PublishConfig, tell: Callable[[str], None]) -> Publishe
         raise PluginError(
             "publish.url needs sparring-serve, which is not installed; run: pip install sparring-serve"
         )
+    from sparring_serve import ClientConfig
+
+    try:
+        ClientConfig.model_validate(dict(config.client))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        name = ".".join(["publish.client", *map(str, problem["loc"])])
+        raise ConfigError(
+            f"{name}: {problem['msg']}; use keys of the section client of the lookup service",
+            setting="publish.client",
+        ) from None
     return PublisherThread(config, tell)

@@ -207,7 +207,7 @@ class RunSnapshots:
             states: state in addition to the tables.
             is_last: wait for the save, because no step follows.
             is_pinned: see `pin`.
-            share: see `SaveOptions.share`; only for deltas.
+            share: see `SaveOptions.share`.
 
         Returns:
             The URL of the snapshot; None if the step was saved before, or the save could not start.
@@ -248,7 +248,7 @@ class RunSnapshots:
                     ),
                     is_base=has_deltas,
                     index_keys=chosen.history is not None,
-                    share=share if is_delta else None,
+                    share=share,
                     report_failure=False,
                 ),
             )
