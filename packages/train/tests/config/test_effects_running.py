@@ -25,17 +25,16 @@ from sparring.snapshot.retention import list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
 from sparring_cli.application import main
 from sparring_tiered import ChangeNote
-from sparring_train.live import publisher_process
-from sparring_train.live.publishing import RunPublisher
 from sparring_train.metrics_files.prometheus import PrometheusPage
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
-from . import own_classes
+from . import own_classes, publish_effects
 from .config_runs import RATINGS, Effects, Runs, all_keys, is_of_ranking
 from .test_effects import KEYS as ELSEWHERE
 
 EFFECTS = Effects()
+publish_effects.register(EFFECTS)
 
 OWN = own_classes.__name__
 
@@ -295,82 +294,6 @@ def test_rows_that_one_rank_finds_are_rejected_by_all(runs: Runs) -> None:
 
 
 # -- versions for servers -------------------------------------------------------------------
-
-
-class _Publisher:
-    """Takes the place of the process that publishes, and records what it is told."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.told: list[Any] = []
-        self.stdin = self.stdout = self
-
-    def write(self, line: str) -> None:
-        self.told.append(json.loads(line))
-
-    def readline(self) -> str:
-        return json.dumps({"result": "published", "not_notified": {"a:1": "UNAVAILABLE"}})
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def wait(self, *_: Any) -> int:
-        return 0
-
-
-def _told(runs: Runs, name: str, *given: str) -> tuple[Any, Any]:
-    """Trains with a publisher; returns the run, and what the publisher was told."""
-    pytest.importorskip("sparring_serve", reason="publishes")
-    made: list[_Publisher] = []
-
-    def start(*_: Any, **__: Any) -> _Publisher:
-        made.append(_Publisher())
-        return made[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(publisher_process.subprocess, "Popen", start)
-        # No version is skipped: a save waits for the previous one, and an order for the previous order.
-        patch.setattr(RunPublisher, "_is_free", True)
-        submit = publisher_process.PublisherThread.submit
-        patch.setattr(
-            publisher_process.PublisherThread,
-            "submit",
-            lambda self, saved: submit(self, saved) if self.join(10) else None,
-        )
-        ran = runs.ratings(f"snapshots.url=run-{name}", f"publish.url=served-{name}", *given)
-    [publisher] = made
-    return ran, publisher.told
-
-
-@EFFECTS.of("publish.url", "publish.every_seconds")
-def _(runs: Runs) -> None:
-    _, [settings, *orders] = _told(runs, "seldom", "publish.every_seconds=3600")
-    assert settings["output"] == "served-seldom"
-    assert [Path(each["snapshot"]).name[-1] for each in orders] == ["1", "4"]
-    _, [_, *orders] = _told(runs, "often", "publish.every_seconds=1e-9")
-    assert [Path(each["snapshot"]).name[-1] for each in orders] == ["1", "2", "3", "4"]
-
-
-@EFFECTS.of(
-    "publish.quantize", "publish.full_every", "publish.max_delta_share", "publish.keep",
-    "publish.notify", "publish.notify_seconds", "publish.client",
-)  # fmt: skip
-def _(runs: Runs) -> None:
-    ran, [settings, *_] = _told(
-        runs, "all", "publish.quantize={item: int8}", "publish.full_every=3", "publish.keep=5",
-        "publish.max_delta_share=0.5", "publish.notify=['a:1']", "publish.notify_seconds=2",
-        "publish.client={insecure: true}",
-    )  # fmt: skip
-    assert settings == {
-        "output": "served-all",
-        "options": {
-            "quantize": {"item": "int8"}, "full_every": 3, "keep": 5, "max_delta_share": 0.5
-        },
-        "notify": ["a:1"],
-        "notify_seconds": 2.0,
-        "client": {"insecure": True},
-    }  # fmt: skip
-    assert any("do not serve it yet: a:1 (UNAVAILABLE)" in each for each in ran.messages)
 
 
 @pytest.mark.parametrize(

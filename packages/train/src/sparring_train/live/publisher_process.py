@@ -7,8 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparring import SaveResult
@@ -16,7 +16,6 @@ from sparring_train.config.sections.publish import PublishConfig
 
 if TYPE_CHECKING:
     from sparring.adapter import Task
-    from sparring_serve.publishing.process import PublishAnswer
 
 __all__ = ["PublishCounters", "PublisherThread", "SavedStep"]
 
@@ -148,28 +147,28 @@ class PublisherThread:
             )
             self._stop_process()
             return
-        self._count(answer.result)
-        if answer.result in ("failed", "withheld"):
+        self._count(answer["result"])
+        if answer["result"] in ("failed", "withheld"):
             self._warn(
-                f"publishing {url} failed: {answer.reason}; training continues, and the next "
+                f"publishing {url} failed: {answer['reason']}; training continues, and the next "
                 "version is attempted"
-                if answer.result == "failed"
-                else answer.reason
+                if answer["result"] == "failed"
+                else answer["reason"]
             )
             return
-        if answer.result != "published":
+        if answer["result"] != "published":
             return
         seconds = self.counters.publish_seconds
         seconds["save"] += save_seconds
-        seconds["convert"] += answer.convert_seconds
-        seconds["notify"] += answer.notify_seconds
-        self.counters.num_not_notified += len(answer.not_notified)
+        seconds["convert"] += answer["convert_seconds"]
+        seconds["notify"] += answer["notify_seconds"]
+        self.counters.num_not_notified += len(answer["not_notified"])
         if saved.event_time is not None:
             self.counters.age_seconds = time.time() - saved.event_time
-        problems = ", ".join(f"{name} ({why})" for name, why in answer.not_notified.items())
+        problems = ", ".join(f"{name} ({why})" for name, why in answer["not_notified"].items())
         if problems:
             self._warn(
-                f"{answer.url} is published, but these servers do not serve it yet: {problems}; they "
+                f"{answer['url']} is published, but these servers do not serve it yet: {problems}; they "
                 "check for newer versions by themselves"
             )
         else:
@@ -188,29 +187,28 @@ class PublisherThread:
     # -- the process ------------------------------------------------------------------------
 
     def _start(self) -> None:
-        from sparring_serve.publishing.process import PublishSettings
-
         config = self._config
         assert config.url is not None
-        settings = PublishSettings(
-            config.url,
-            {
+        # The fields of these messages are described in `sparring_serve.publishing.process`.
+        settings = {
+            "output": config.url,
+            "options": {
                 "quantize": dict(config.quantize),
                 "full_every": config.full_every,
                 "keep": config.keep,
                 "max_delta_share": config.max_delta_share,
             },
-            config.notify,
-            dict(config.client),
-            config.notify_seconds,
-        )
+            "notify": config.notify,
+            "client": dict(config.client),
+            "notify_seconds": config.notify_seconds,
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "sparring_serve.publishing.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._send(asdict(settings))
+        self._send(settings)
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process is not None
@@ -218,23 +216,22 @@ class PublisherThread:
         self._process.stdin.write(json.dumps(message) + "\n")
         self._process.stdin.flush()
 
-    def _ask(self, url: str, keep_steps: tuple[int, ...]) -> PublishAnswer:
-        """Publishes a snapshot.
+    def _ask(self, url: str, keep_steps: tuple[int, ...]) -> Mapping[str, Any]:
+        """Publishes a snapshot, and returns a `PublishAnswer` as JSON values.
 
         Raises:
             OSError: the process has ended.
         """
-        from sparring_serve.publishing.process import PublishAnswer, PublishOrder
-
         if self._process is None:
             self._start()
-        self._send(asdict(PublishOrder(url, keep_steps)))
+        self._send({"snapshot": url, "keep_steps": keep_steps})
         assert self._process is not None
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise OSError(f"exit status {self._process.wait()}")
-        return PublishAnswer(**json.loads(line))
+        answer: Mapping[str, Any] = json.loads(line)
+        return answer
 
     def _stop_process(self) -> None:
         process, self._process = self._process, None

@@ -1,0 +1,96 @@
+"""Effects of the keys of the section `publish`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring_train.live import publisher_process
+from sparring_train.live.publishing import RunPublisher
+
+from .config_runs import Effects, Runs
+
+__all__ = ["register"]
+
+
+def register(effects: Effects) -> None:
+    """Adds the effects of the section."""
+    effects.of("publish.url", "publish.every_seconds")(_times)
+    effects.of(
+        "publish.quantize", "publish.full_every", "publish.max_delta_share", "publish.keep",
+        "publish.notify", "publish.notify_seconds", "publish.client",
+    )(_settings)  # fmt: skip
+
+
+class _Publisher:
+    """Takes the place of the process that publishes, and records what it is told."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.told: list[Any] = []
+        self.stdin = self.stdout = self
+
+    def write(self, line: str) -> None:
+        self.told.append(json.loads(line))
+
+    def readline(self) -> str:
+        return json.dumps({"result": "published", "not_notified": {"a:1": "UNAVAILABLE"}})
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def wait(self, *_: Any) -> int:
+        return 0
+
+
+def _told(runs: Runs, name: str, *given: str) -> tuple[Any, Any]:
+    """Trains with a publisher; returns the run, and what the publisher was told."""
+    pytest.importorskip("sparring_serve", reason="publishes")
+    made: list[_Publisher] = []
+
+    def start(*_: Any, **__: Any) -> _Publisher:
+        made.append(_Publisher())
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publisher_process.subprocess, "Popen", start)
+        # No version is skipped: a save waits for the previous one, and an order for the previous order.
+        patch.setattr(RunPublisher, "_is_free", True)
+        submit = publisher_process.PublisherThread.submit
+        patch.setattr(
+            publisher_process.PublisherThread,
+            "submit",
+            lambda self, saved: submit(self, saved) if self.join(10) else None,
+        )
+        ran = runs.ratings(f"snapshots.url=run-{name}", f"publish.url=served-{name}", *given)
+    [publisher] = made
+    return ran, publisher.told
+
+
+def _times(runs: Runs) -> None:
+    _, [settings, *orders] = _told(runs, "seldom", "publish.every_seconds=3600")
+    assert settings["output"] == "served-seldom"
+    assert [Path(each["snapshot"]).name[-1] for each in orders] == ["1", "4"]
+    _, [_, *orders] = _told(runs, "often", "publish.every_seconds=1e-9")
+    assert [Path(each["snapshot"]).name[-1] for each in orders] == ["1", "2", "3", "4"]
+
+
+def _settings(runs: Runs) -> None:
+    ran, [settings, *_] = _told(
+        runs, "all", "publish.quantize={item: int8}", "publish.full_every=3", "publish.keep=5",
+        "publish.max_delta_share=0.5", "publish.notify=['a:1']", "publish.notify_seconds=2",
+        "publish.client={insecure: true}",
+    )  # fmt: skip
+    assert settings == {
+        "output": "served-all",
+        "options": {
+            "quantize": {"item": "int8"}, "full_every": 3, "keep": 5, "max_delta_share": 0.5
+        },
+        "notify": ["a:1"],
+        "notify_seconds": 2.0,
+        "client": {"insecure": True},
+    }  # fmt: skip
+    assert any("do not serve it yet: a:1 (UNAVAILABLE)" in each for each in ran.messages)
