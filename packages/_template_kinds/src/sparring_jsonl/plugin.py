@@ -25,7 +25,7 @@ def _read(section: JsonLinesData, path: str) -> Iterator[ColumnBatch]:
     return read_examples(section, path)
 
 
-def _open_stream(url: str, options: Any) -> StreamSource:
+def _open_stream(url: str, options: object) -> StreamSource:  # noqa: ARG001 - it has no options
     from sparring_jsonl.stream import LinesSource
 
     return LinesSource(url)

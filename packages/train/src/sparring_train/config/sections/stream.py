@@ -31,7 +31,8 @@ class RedisStreamOptions(Options):
 
 
 class NatsStreamOptions(Options):
-    """Options of `nats://` in `data.options`. The variable SPARRING_NATS_PASSWORD contains the password."""
+    """Options of `nats://` in `data.options`. The variable SPARRING_NATS_PASSWORD contains the
+    password."""
 
     credentials: str | None = Field(
         None,
@@ -56,8 +57,8 @@ class StreamData(ColumnSettings):
     url: LocalPath = Field(
         min_length=1,
         description="The stream: a folder of Parquet files or a URL of fsspec, "
-        "`redis://host:6379/0/stream`, `kafka://host:9092/topic`, or `nats://host:4222/STREAM`. Plugins add "
-        "more.",
+        "`redis://host:6379/0/stream`, `kafka://host:9092/topic`, or `nats://host:4222/STREAM`. Plugins "
+        "add more.",
     )
     options: BackendOptions = Field(
         default_factory=dict, description="Options of the client for the stream."

@@ -57,8 +57,8 @@ class NatsSource:
         self._streams = [unquote(name) for name in parts.path.strip("/").split(",") if name]
         if not parts.hostname or not self._streams:
             raise DataError(
-                f"data.url: found {url}, expected nats://host:4222/CLICKS: the server and the name of the "
-                "JetStream stream, or several names with commas"
+                f"data.url: found {url}, expected nats://host:4222/CLICKS: the server and the name of "
+                "the JetStream stream, or several names with commas"
             )
         # The client is asynchronous, and needs a thread while the run trains.
         self._loop = asyncio.new_event_loop()
@@ -168,8 +168,8 @@ class NatsSource:
             return asyncio.run_coroutine_threadsafe(call, self._loop).result()
         except (self._nats.errors.Error, OSError, TimeoutError) as error:
             raise DataError(
-                f"reading {self._url} failed: {type(error).__name__}: {error}; check that the server runs "
-                f"with JetStream, the name of the stream, and the password in {_PASSWORD} or "
+                f"reading {self._url} failed: {type(error).__name__}: {error}; check that the server "
+                f"runs with JetStream, the name of the stream, and the password in {_PASSWORD} or "
                 "data.options.credentials"
             ) from error
 
