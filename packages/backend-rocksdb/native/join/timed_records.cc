@@ -57,7 +57,9 @@ TimedRecords::TimedRecords(const std::string& folder, uint64_t block_cache_bytes
   db_options.info_log = std::make_shared<PlainLog>(folder);
   // Open files hold their indexes and filters in the cache, whose size is limited, but not their own state.
   db_options.max_open_files = 256;
-  const auto family = family_options(options, rocksdb::NewLRUCache(block_cache_bytes));
+  // One shard, because the filter of a file can be larger than one of many shards, and would then be read
+  // again by each lookup. One thread uses the cache.
+  const auto family = family_options(options, rocksdb::NewLRUCache(block_cache_bytes, 0));
   db_options.create_missing_column_families = true;
   rocksdb::DB* db = nullptr;
   check(rocksdb::DB::Open(db_options, folder,
