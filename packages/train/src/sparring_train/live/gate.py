@@ -7,7 +7,7 @@ windows to a false alarm is at least c = windows per day / `false_alarms_per_day
 
 **Reference.** For each window, the gate predicts normalized entropy NE = L / H(p) and AUC from earlier
 windows only. L is the mean log loss and H(p) the entropy of the window's own base rate, so that a
-changing base rate alone does not change NE. The prediction r is that of the Kalman filter of a random
+changing base rate alone does not change NE. The prediction r comes from the Kalman filter of a random
 walk. Errors are limited to `_MOST_UPDATE` standard errors when they are learned, so that a bad window
 moves neither the prediction nor its variance far.
 
