@@ -68,7 +68,7 @@ storage: {{backend: hkv}}
 optimizer:
   sparse: {{name: adagrad, lr: 0.05}}
   dense: {{name: adam, lr: 0.001}}
-snapshots: {{url: run, full_every: 100}}
+snapshots: {{url: run, full_every: 1000}}
 publish: {{url: served, every_seconds: 0.5, full_every: {full_every}, notify: [{server}]}}
 metrics: {{path: metrics.jsonl, every_seconds: 1}}
 """

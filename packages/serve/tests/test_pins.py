@@ -15,6 +15,8 @@ from sparring_serve.publishing.publisher import (
     GateClosedError,
     PublisherOptions,
     close_gate,
+    find_merge,
+    merge_layers,
     open_gate,
     pin,
     publish_newest,
@@ -102,3 +104,62 @@ def test_a_closed_gate_pins_the_last_good_version_until_the_next_publication(run
     run.save()
     assert run.publish() is not None
     assert sparring_packed.read_gate(run.out).pin == "step-003"
+
+
+def test_layers_are_merged_while_deltas_are_published(run: Run) -> None:
+    options = PublisherOptions({}, full_every=3, keep=2, max_delta_share=9, merges_separately=True)
+
+    def save_and_publish(*keys: int) -> sparring_packed.ServingManifest:
+        run.save(KEYS[list(keys)] if keys else KEYS, is_delta=run.step > 0)
+        published = publish_newest(run.url, run.out, options)
+        assert published is not None
+        return sparring_packed.read_manifest(published.written.url)
+
+    save_and_publish()
+    with serve_here(run) as server, LookupClient(server.address, LONG) as client:
+        assert find_merge(run.out, options) is None
+        save_and_publish(1)
+        save_and_publish(2)
+        assert find_merge(run.out, options) == "step-003"
+        # Two versions are published while the merged one is written.
+        save_and_publish(3)
+        merged = merge_layers(run.url, run.out, "step-003")
+        assert merged.url.endswith("/step-003-002")
+        server.refresher.refresh()
+        assert client.pull({"item": KEYS}).version.step == 4
+        assert find_merge(run.out, options) is None  # The next delta uses the merged one.
+        manifest = save_and_publish(4)
+        assert manifest.base is not None
+        assert manifest.base.name == "step-003-002"
+        server.refresher.refresh()
+        answer = client.pull({"item": KEYS[:6]})
+        assert answer.version.step == 5
+        assert answer.rows["item"][:, 0].tolist() == [1, 2, 3, 4, 5, 1]
+        for key in range(5, 8):
+            save_and_publish(key)
+    # The chain before the merged version was removed.
+    assert not (Path(run.out) / "step-001").exists()
+
+    for _ in range(8):  # Nothing merges.
+        manifest = save_and_publish(1)
+    full = [each for each in Path(run.out).iterdir() if each.name > "step-003-002"]
+    assert any(sparring_packed.read_manifest(each).base is None for each in full)
+
+
+def test_servers_are_notified_by_the_command(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.save()
+    run.publish()
+    with serve_here(run) as server, LookupClient(server.address, LONG) as client:
+        run.save(KEYS[:9], is_delta=True)
+        nobody = "127.0.0.1:1"
+        words = ["publish", run.url, "--output", run.out]
+        assert main([*words, "--notify", server.address, "--notify", nobody]) == 0
+        assert client.pull({"item": KEYS}).version.step == 2
+        # A long path is printed in several lines.
+        printed = " ".join(capsys.readouterr().err.split())
+        assert f"{nobody} does not serve" in printed
+        assert server.address not in printed
+    assert main([*words, "--insecure"]) == 2
+    assert "but no --notify" in " ".join(capsys.readouterr().err.split())

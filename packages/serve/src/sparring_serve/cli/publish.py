@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,12 +20,16 @@ from sparring_cli import (
     print_note,
     print_warning,
 )
+from sparring_serve.config import ClientConfig, TlsFiles
 from sparring_serve.publishing import publisher
 from sparring_serve.publishing.evaluation import EvaluationCheck
 from sparring_serve.publishing.model_files import find_model_reader
+from sparring_serve.publishing.notify import Notifier
 from sparring_serve.publishing.publisher import PublisherOptions, PublishResult, publish_newest
 
 __all__ = ["add_publish"]
+
+_NOTIFY_SECONDS = 5.0
 
 
 def add_publish(application: typer.Typer) -> None:
@@ -36,6 +41,7 @@ def add_publish(application: typer.Typer) -> None:
         examples=[
             "sparring publish runs/films --output served/films --quantize int8",
             "sparring publish runs/films -o served/films --watch --keep 5",
+            "sparring publish runs/films -o served/films --watch --notify 127.0.0.1:7433",
             "sparring publish --pin step-000000002500 -o served/films",
         ],
     )
@@ -73,6 +79,25 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
         float,
         typer.Option(help="With --watch: seconds between checks for a newer snapshot.", min=0.01),
     ] = 1.0,
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Server, host:port, that is told to read each new version at once; repeatable.",
+        ),
+    ] = None,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(help="With --notify: certificates to trust; encrypts the connections."),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="With --notify: file whose first line is the token of an admin."),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="With --notify: allow plain text to other machines."),
+    ] = False,
     full_every: Annotated[
         int,
         typer.Option(
@@ -126,8 +151,20 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
     options = PublisherOptions(_quantize(quantize or []), full_every, keep)
     quality = _quality(context, evaluate, max_metric_loss)
     read_model = find_model_reader(get_command_context(context).plugin_manager)
-    if not watch:
+    notifier = _notifier(notify or [], ca_file, token_file, insecure=insecure)
+
+    def publish_once() -> PublishResult | None:
         published = publish_newest(run, output, options, quality, read_model)
+        if published is not None and notifier is not None:
+            for address, reason in notifier.notify().items():
+                print_warning(
+                    f"{address} does not serve {published.written.url} yet: {reason}; it checks for newer "
+                    "versions by itself"
+                )
+        return published
+
+    if not watch:
+        published = publish_once()
         if published is None:
             print_note(f"{output} already contains the newest snapshot")
             if as_json:
@@ -135,11 +172,22 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
         else:
             _print(published, as_json=as_json)
         return
-    _watch(
-        lambda: publish_newest(run, output, options, quality, read_model),
-        poll_seconds,
-        as_json=as_json,
-    )
+    _watch(publish_once, poll_seconds, as_json=as_json)
+
+
+def _notifier(
+    addresses: list[str], ca_file: Path | None, token_file: Path | None, *, insecure: bool
+) -> Notifier | None:
+    if not addresses:
+        if ca_file or token_file or insecure:
+            raise InvalidArgumentError(
+                "publish: found --ca-file, --token-file or --insecure, but no --notify; add --notify "
+                "ADDRESS, or leave them out"
+            )
+        return None
+    tls = None if ca_file is None else TlsFiles(ca_file=ca_file)
+    config = ClientConfig(tls=tls, token_file=token_file, insecure=insecure)
+    return Notifier(addresses, config, _NOTIFY_SECONDS)
 
 
 def _select(output: str, pin: str | None, *, as_json: bool) -> None:

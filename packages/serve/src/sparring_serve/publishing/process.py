@@ -5,20 +5,26 @@
 The first line of standard input is a `PublishSettings`, and each further line a `PublishOrder`, as JSON.
 Each order is answered by one line on standard output: a `PublishAnswer`. The process ends at the end of
 standard input.
+
+Full serving snapshots are written by a thread, because each of them reads the whole chain of the run's
+snapshots. Deltas on the previous one are published meanwhile.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sparring import make_plugin_manager
+from sparring.adapter import locate
 from sparring.errors import SparringError
 from sparring_serve.config import ClientConfig
 from sparring_serve.publishing.model_files import find_model_reader
@@ -26,6 +32,8 @@ from sparring_serve.publishing.notify import Notifier
 from sparring_serve.publishing.publisher import (
     GateClosedError,
     PublisherOptions,
+    find_merge,
+    merge_layers,
     publish_newest,
 )
 
@@ -93,6 +101,7 @@ class _Process:
         self._settings = settings
         self._read_model = find_model_reader(make_plugin_manager())
         self._notifier: Notifier | None = None
+        self._merging: threading.Thread | None = None
         if settings.notify:
             config = ClientConfig.model_validate(dict(settings.client))
             self._notifier = Notifier(settings.notify, config, settings.notify_seconds)
@@ -100,7 +109,8 @@ class _Process:
     def publish(self, order: PublishOrder) -> PublishAnswer:
         begin = time.perf_counter()
         options = PublisherOptions(
-            **{**self._settings.options, "keep_steps": tuple(order.keep_steps)}
+            **{**self._settings.options, "keep_steps": tuple(order.keep_steps)},
+            merges_separately=self._settings.options.get("full_every") != 1,
         )
         try:
             published = publish_newest(
@@ -114,6 +124,7 @@ class _Process:
         if published is None:
             return PublishAnswer("unchanged")
         failed = {} if self._notifier is None else self._notifier.notify()
+        self._start_merging(order.snapshot, options)
         return PublishAnswer(
             "published",
             url=published.written.url,
@@ -123,12 +134,34 @@ class _Process:
             not_notified=failed,
         )
 
+    def _start_merging(self, snapshot: str, options: PublisherOptions) -> None:
+        """Starts to write a full serving snapshot, if one is due and none is being written."""
+        if not options.merges_separately or (
+            self._merging is not None and self._merging.is_alive()
+        ):
+            return
+        name = find_merge(self._settings.output, options)
+        if name is not None:
+            self._merging = threading.Thread(target=self._merge, args=(snapshot, name))
+            self._merging.start()
+
+    def _merge(self, snapshot: str, name: str) -> None:
+        try:
+            run = locate(snapshot)[0].url
+            merge_layers(run, self._settings.output, name, self._read_model)
+        except Exception as error:
+            # For example, the run has removed the snapshot meanwhile. A later version tries again.
+            logging.warning("writing a full version of %s failed: %s", name, error)
+
 
 def main() -> None:
     """Publishes until the end of standard input."""
     # A signal to the process group ends the trainer, which then closes standard input.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    # Whatever a library prints must not be an answer.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="publisher: %(message)s")
     process: _Process | None = None
     for line in sys.stdin:
@@ -141,7 +174,7 @@ def main() -> None:
         except Exception as error:
             logging.exception("publishing %s failed", given.get("snapshot"))
             answer = PublishAnswer("failed", f"{type(error).__name__}: {error}")
-        print(json.dumps(asdict(answer)), flush=True)
+        print(json.dumps(asdict(answer)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

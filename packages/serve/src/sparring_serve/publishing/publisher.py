@@ -28,6 +28,8 @@ __all__ = [
     "PublishResult",
     "PublisherOptions",
     "close_gate",
+    "find_merge",
+    "merge_layers",
     "open_gate",
     "pin",
     "publish_newest",
@@ -37,6 +39,9 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _MAX_MANIFESTS = 256
+_STALE_SECONDS = 3600.0
+"""Age of staging folders, left by a publisher that was killed, after which they are removed."""
+_MERGE_FACTOR, _MAX_LAYERS = 4, 60
 _manifests: dict[str, tuple[tuple[int, ...], sparring_packed.ServingManifest]] = {}
 """Manifests that were read before: URL → identity and manifest. Manifests do not change, and a process
 that publishes every second would otherwise read all of them each time."""
@@ -60,6 +65,8 @@ class PublisherOptions:
         keep: Number of newest serving snapshots to keep, with all their bases.
         keep_steps: For each of these steps, the newest serving snapshot that is not after it is also
             kept, as is a pinned one.
+        merges_separately: The caller writes full serving snapshots with `merge_layers`, while deltas are
+            published. `publish_newest` only writes one if the chain exceeds four times the limits.
     """
 
     quantize: Mapping[str, str]
@@ -67,6 +74,7 @@ class PublisherOptions:
     keep: int = 3
     max_delta_share: float = 0.25
     keep_steps: tuple[int, ...] = ()
+    merges_separately: bool = False
 
     def __post_init__(self) -> None:
         for name, value, most in (("full_every", self.full_every, 32), ("keep", self.keep, 10**6)):
@@ -178,6 +186,52 @@ def publish_newest(
     if gate.pinned_by == "gate" and not gate.is_closed:
         sparring_packed.write_gate(out, replace(gate, pin="", pinned_by=""))
     return PublishResult(written, is_delta, tuple(_retain(out, options)), report)
+
+
+def find_merge(out_url: str | os.PathLike[str], options: PublisherOptions) -> str | None:
+    """Returns the name of the newest serving snapshot, if `merge_layers` is due.
+
+    Args:
+        out_url: URL of the folder of serving snapshots.
+        options: Options for writing.
+    """
+    existing = _existing(out_url)
+    if not existing:
+        return None
+    name = list(existing)[-1]
+    chain = _chain(name, existing)
+    if _newest_full(existing) != chain[-1] or not _is_long(chain, existing, options, 1):
+        return None
+    return name
+
+
+def merge_layers(
+    run_url: str | os.PathLike[str],
+    out_url: str | os.PathLike[str],
+    name: str,
+    read_model: ReadModel | None = None,
+) -> sparring_packed.WriteResult:
+    """Writes a full serving snapshot next to a delta, with the same rows and data types. It becomes the
+    base of the next delta, which contains all changes since then.
+
+    Args:
+        run_url: URL of the folder of the snapshots from which the delta was written.
+        out_url: URL of the folder of serving snapshots.
+        name: Name of the delta.
+        read_model: See `publish_newest`.
+
+    Raises:
+        SnapshotError: The snapshot of the delta was removed, or is damaged.
+    """
+    out = os.fspath(out_url).rstrip("/")
+    manifest = sparring_packed.read_manifest(f"{out}/{name}")
+    snapshot = open_snapshot(f"{os.fspath(run_url).rstrip('/')}/{manifest.source.name}")
+    return sparring_packed.write(
+        snapshot.url,
+        f"{out}/{_next_name(snapshot.name, name)}",
+        quantize={each.name: each.dtype for each in manifest.tables},
+        options=WriteOptions(model={} if read_model is None else read_model(snapshot)),
+    )
 
 
 def pin(out_url: str | os.PathLike[str], name: str) -> sparring_packed.Gate:
@@ -333,14 +387,37 @@ def _base(
     if not existing:
         return None
     name = list(existing)[-1]
-    newest = existing[name]
-    if newest.source.hash not in [each.manifest_hash for each in snapshot.chain[1:]]:
+    hashes = [each.manifest_hash for each in snapshot.chain[1:]]
+    full = _newest_full(existing)
+    if (
+        full is not None
+        and existing[full].source.hash in hashes
+        and full not in _chain(name, existing)
+    ):
+        name = full  # `merge_layers` has written it.
+    if existing[name].source.hash not in hashes:
         return None
-    *deltas, full = _chain(name, existing)
-    if len(deltas) + 1 >= options.full_every:
-        return None
+    factor = _MERGE_FACTOR if options.merges_separately else 1
+    return None if _is_long(_chain(name, existing), existing, options, factor) else name
+
+
+def _newest_full(existing: Mapping[str, sparring_packed.ServingManifest]) -> str | None:
+    full = [name for name, each in existing.items() if each.base is None]
+    return full[-1] if full else None
+
+
+def _is_long(
+    chain: list[str],
+    existing: Mapping[str, sparring_packed.ServingManifest],
+    options: PublisherOptions,
+    factor: int,
+) -> bool:
+    """Returns whether a chain has `factor` times the configured number of layers or share of rows."""
+    *deltas, full = chain
+    if len(chain) >= min(factor * options.full_every, _MAX_LAYERS):
+        return True
     num_changed = sum(_num_keys(existing[each]) for each in deltas)
-    return name if num_changed <= options.max_delta_share * _num_keys(existing[full]) else None
+    return num_changed > factor * options.max_delta_share * _num_keys(existing[full])
 
 
 def _num_keys(manifest: sparring_packed.ServingManifest) -> int:
@@ -359,10 +436,14 @@ def _chain(name: str, existing: Mapping[str, sparring_packed.ServingManifest]) -
 
 
 def _retain(out_url: str, options: PublisherOptions) -> list[str]:
-    """Removes all except the newest serving snapshots, those of `keep_steps`, the pinned one, and their
-    bases. Servers can still read mapped files."""
+    """Removes all except the newest serving snapshots, those of `keep_steps`, the pinned one, the newest
+    full one, and their bases. Servers can still read mapped files."""
     existing = _existing(out_url)
-    names = [*list(existing)[-options.keep :], _read_gate(out_url).pin]
+    names = [
+        *list(existing)[-options.keep :],
+        _read_gate(out_url).pin,
+        _newest_full(existing) or "",
+    ]
     for step in options.keep_steps:
         names += [name for name in existing if existing[name].step <= step][-1:]
     kept = {each for name in names for each in _chain(name, existing)}
@@ -377,4 +458,5 @@ def _retain(out_url: str, options: PublisherOptions) -> list[str]:
                 f"cannot remove {name} from {out_url}: {error}; check the permissions of the folder, or "
                 "increase --keep"
             ) from error
+    place.remove_stale(_STALE_SECONDS)
     return removed

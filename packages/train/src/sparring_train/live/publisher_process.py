@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ __all__ = ["PublishCounters", "PublisherThread", "SavedStep"]
 
 RESULTS = ("published", "failed", "withheld", "skipped", "unchanged")
 _EXIT_SECONDS = 10.0
+_REPEAT_SECONDS = 60.0
+"""Time after which the same problem is reported again."""
 
 
 @dataclass(slots=True)
@@ -67,7 +70,7 @@ class PublisherThread:
         self._config, self._tell = config, tell
         self.counters = PublishCounters()
         self._process: subprocess.Popen[str] | None = None
-        self._last_message = ""
+        self._last_problem, self._told_at = "", 0.0
         self._changed = threading.Condition()  # guards the next three attributes
         self._pending: SavedStep | None = None
         self._is_busy = self._is_closed = False
@@ -105,7 +108,8 @@ class PublisherThread:
             return
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.close()
+        with suppress(BrokenPipeError):
+            process.stdin.close()
         try:
             process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -123,6 +127,11 @@ class PublisherThread:
                 self._is_busy = True
             try:
                 self._publish(saved)
+            except Exception as error:  # The thread must answer later publications.
+                self._count("failed")
+                self._warn(
+                    "error", f"publishing {saved.url} failed: {type(error).__name__}: {error}"
+                )
             finally:
                 with self._changed:
                     self._is_busy = False
@@ -142,18 +151,20 @@ class PublisherThread:
         except (OSError, ValueError) as error:
             self._count("failed")
             self._warn(
+                "ended",
                 f"publishing {url} failed, because the process that publishes has ended "
-                f"({error}); training continues, and the next version starts another one"
+                f"({error}); training continues, and the next version starts another one",
             )
             self._stop_process()
             return
         self._count(answer["result"])
         if answer["result"] in ("failed", "withheld"):
             self._warn(
+                answer["result"],
                 f"publishing {url} failed: {answer['reason']}; training continues, and the next "
                 "version is attempted"
                 if answer["result"] == "failed"
-                else answer["reason"]
+                else answer["reason"],
             )
             return
         if answer["result"] != "published":
@@ -168,21 +179,23 @@ class PublisherThread:
         problems = ", ".join(f"{name} ({why})" for name, why in answer["not_notified"].items())
         if problems:
             self._warn(
+                problems,
                 f"{answer['url']} is published, but these servers do not serve it yet: {problems}; they "
-                "check for newer versions by themselves"
+                "check for newer versions by themselves",
             )
         else:
-            self._last_message = ""
+            self._last_problem = ""
 
     def _count(self, result: str) -> None:
         self.counters.publications[result] += 1
 
-    def _warn(self, message: str) -> None:
-        """Reports a message, unless its reason was the last one."""
-        reason = message.partition(":")[2] or message
-        if reason != self._last_message:
+    def _warn(self, problem: str, message: str) -> None:
+        """Reports a message, unless the last publication had the same problem."""
+        now = time.monotonic()
+        if problem != self._last_problem or now - self._told_at >= _REPEAT_SECONDS:
             self._tell(message)
-        self._last_message = reason
+            self._told_at = now
+        self._last_problem = problem
 
     # -- the process ------------------------------------------------------------------------
 
@@ -238,3 +251,7 @@ class PublisherThread:
         if process is not None:
             process.kill()
             process.wait()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                with suppress(OSError):
+                    pipe.close()

@@ -59,11 +59,13 @@ class RunPublisher(Closable):
         self._config, self._snapshots = config.publish, snapshots
         self._ranks = Ranks(container.collective, container.quiesce)
         self._deadline_seconds = config.snapshots.deadline_seconds
+        self._tell = tell
         self._thread: PublisherThread | None = None
         self._last_time: float | None = None
         self._event_time: float | None = None
         self._published_at = -math.inf
         self._step = -1
+        self._is_skipped = False
         self.withhold: Callable[[], bool] = lambda: False
         """Returns whether a due version is withheld; equal on all ranks."""
         self.keep_steps: tuple[int, ...] = ()
@@ -125,7 +127,9 @@ class RunPublisher(Closable):
         if self._first_ranks(self._is_free):
             return True
         # The next step tries again.
-        self._count("skipped")
+        if not self._is_skipped:
+            self._count("skipped")
+        self._is_skipped = True
         return False
 
     @property
@@ -148,7 +152,7 @@ class RunPublisher(Closable):
 
     def _save(self, step: int, states: Callable[[], Mapping[str, State]]) -> None:
         self._snapshots.save(step, states(), share=_SHARE)
-        self._last_time, self._step = self._event_time, step
+        self._last_time, self._step, self._is_skipped = self._event_time, step, False
         self._published_at = time.monotonic()
         self._submit()
 
@@ -164,7 +168,11 @@ class RunPublisher(Closable):
             return
         if step != self._step and not self.withhold():
             self._submit()
-        self._thread.join(self._deadline_seconds)
+        if not self._thread.join(self._deadline_seconds):
+            self._tell(
+                f"the last version is not published after {self._deadline_seconds:g} s; run: sparring "
+                f"publish {self._snapshots.last_url} --output {self._config.url}"
+            )
 
     def metrics(self) -> Mapping[str, Any]:
         """Returns the section `publishing` of the metrics of the first rank."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,35 @@ def test_cuts_do_not_wait_for_a_snapshot_forever(
     (tmp_path / "run").unlink()
     log.add(8, Cut((CutRange("a", 8, 9, 1),), {}))
     assert [cut.step for cut in read_cuts(str(tmp_path / "run"))] == [*range(1, 9)]
+
+
+def test_many_small_files_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    runs = [range(1, 6), range(6, 9), range(4, 7), range(7, 9), range(8, 11), range(11, 12)]
+    for size, steps in enumerate(runs[:-1]):
+        write(one, steps, size=size)
+    shutil.copytree(one, other)
+    write(other, runs[-1], size=5)
+    separate = sorted((tmp_path / "other/cuts").iterdir())
+    expected = read_cuts(other)
+    monkeypatch.setattr(cut_log, "_MAX_SMALL_FILES", 6)
+    write(one, runs[-1], size=5)
+    folder = tmp_path / "one/cuts"
+    [merged] = folder.iterdir()
+    assert merged.name == f"{5:08d}-{1:012d}.parquet"
+    assert read_cuts(one) == expected
+    # The run was interrupted while it removed the files, of which the oldest is the first.
+    for each in reversed(separate):
+        shutil.copy(each, folder)
+        assert read_cuts(one) == expected
+    write(one, range(12, 13), size=5)
+    assert [cut.step for cut in read_cuts(one)] == [*range(1, 13)]
+    assert len(list(folder.iterdir())) == 1
+
+    monkeypatch.setattr(cut_log, "_SMALL_BYTES", 1)
+    for step in range(13, 20):
+        write(one, range(step, step + 1), size=5)
+    assert len(list(folder.iterdir())) == 8  # Large files are not written again.
 
 
 def test_a_damaged_log_is_reported(tmp_path: Path) -> None:

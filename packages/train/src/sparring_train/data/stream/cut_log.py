@@ -14,6 +14,9 @@ One row per step and partition:
 
 A file is written before each snapshot, and when many cuts are waiting. If a run was interrupted
 and resumed, its next file replaces the cuts of the same and later steps in earlier files.
+
+64 small files are replaced by one with the number of the last of them and the same cuts. It replaces the
+cuts of the others by the rule above, so that the log can be read after an interruption.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it ships no types
 import pyarrow
-from pyarrow import parquet
+from pyarrow import compute, parquet
 
 from sparring.errors import DataError
 from sparring_train.columns import Cut, CutRange, CutRead
@@ -36,6 +39,9 @@ _ENDING = ".parquet"
 _UNFINISHED = ".unfinished"
 _MAX_WAITING_ROWS = 20_000
 """Number of rows in memory after which they are written."""
+_MAX_SMALL_FILES = 64
+_SMALL_BYTES = 1 << 20
+_READ_ATTEMPTS = 5
 _RANGE = ("partition", "begin", "end", "num_events", "read_time")
 _SCHEMA = pyarrow.schema(
     {
@@ -110,10 +116,7 @@ class CutLog:
             system.makedirs(folder, exist_ok=True)
             numbers = [_number_of(each) for each in _list(system, folder)]
             number = max(numbers, default=-1) + 1
-            name = f"{folder}/{number:08d}-{self._rows[0]['step']:012d}{_ENDING}"
-            with system.open(name + _UNFINISHED, "wb") as file:
-                parquet.write_table(pyarrow.Table.from_pylist(self._rows, _SCHEMA), file)
-            system.mv(name + _UNFINISHED, name)
+            _write(system, folder, number, pyarrow.Table.from_pylist(self._rows, _SCHEMA))
         except OSError as error:
             self._tell(
                 f"writing the cuts of the run to {self._url} failed: {error}; training continues, and "
@@ -122,6 +125,46 @@ class CutLog:
             self._flush_at = len(self._rows) + _MAX_WAITING_ROWS
             return
         self._rows, self._flush_at = [], _MAX_WAITING_ROWS
+        try:
+            _merge_files(system, folder)
+        except (OSError, pyarrow.ArrowException) as error:
+            self._tell(
+                f"merging the files of the cuts of the run in {self._url} failed: {error}; training "
+                "continues, and the next snapshot tries again"
+            )
+
+
+def _write(system: Any, folder: str, number: int, rows: pyarrow.Table) -> str:
+    name = f"{folder}/{number:08d}-{rows['step'][0].as_py():012d}{_ENDING}"
+    with system.open(name + _UNFINISHED, "wb") as file:
+        parquet.write_table(rows, file)
+    system.mv(name + _UNFINISHED, name)
+    return name
+
+
+def _merge_files(system: Any, folder: str) -> None:
+    """Replaces the newest small files by one, if there are too many."""
+    names = _list(system, folder)
+    if len(names) < _MAX_SMALL_FILES:
+        return
+    small: list[str] = []
+    for name in reversed(names):
+        if system.size(name) >= _SMALL_BYTES:
+            break
+        small.insert(0, name)
+    if len(small) < _MAX_SMALL_FILES:
+        return
+    rows = _SCHEMA.empty_table()
+    for name in small:
+        with system.open(name, "rb") as file:
+            found = parquet.read_table(file, schema=_SCHEMA)
+        is_before = compute.less(rows["step"], found["step"][0])
+        rows = pyarrow.concat_tables([rows.filter(is_before), found])
+    written = _write(system, folder, _number_of(small[-1]), rows.combine_chunks())
+    # The oldest first: each remaining file is replaced by the written one, or contains the same cuts.
+    for name in small:
+        if name != written:
+            system.rm_file(name)
 
 
 def read_cuts(
@@ -138,19 +181,13 @@ def read_cuts(
     """
     found: dict[int, list[dict[str, Any]]] = {}
     try:
-        system, folder = _folder_of(snapshots_url)
-        names = _list(system, folder)
-        for name, begin, end in _list_steps(names):
-            if steps is not None and not any(
-                max(begin, each[0]) < min(end, each[1]) for each in steps
-            ):
-                continue
-            with system.open(name, "rb") as file:
-                rows = parquet.read_table(file, schema=_SCHEMA).to_pylist()
-            first = rows[0]["step"]
-            found = {step: each for step, each in found.items() if step < first}
-            for row in rows:
-                found.setdefault(row["step"], []).append(row)
+        for attempt in range(_READ_ATTEMPTS):
+            try:
+                found = _read_rows(snapshots_url, steps)
+                break
+            except FileNotFoundError:  # The run has merged files since they were listed.
+                if attempt == _READ_ATTEMPTS - 1:
+                    raise
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(
             f"reading the cuts of the run in {snapshots_url} failed: {error}; check the URL, and restore "
@@ -162,6 +199,23 @@ def read_cuts(
         for step, rows in sorted(found.items())
         if steps is None or any(begin <= step < end for begin, end in steps)
     ]
+
+
+def _read_rows(
+    snapshots_url: str, steps: Sequence[tuple[int, int]] | None
+) -> dict[int, list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+    system, folder = _folder_of(snapshots_url)
+    for name, begin, end in _list_steps(_list(system, folder)):
+        if steps is not None and not any(max(begin, each[0]) < min(end, each[1]) for each in steps):
+            continue
+        with system.open(name, "rb") as file:
+            rows = parquet.read_table(file, schema=_SCHEMA).to_pylist()
+        first = rows[0]["step"]
+        found = {step: each for step, each in found.items() if step < first}
+        for row in rows:
+            found.setdefault(row["step"], []).append(row)
+    return found
 
 
 def _list_steps(names: Sequence[str]) -> Iterator[tuple[str, int, int]]:
