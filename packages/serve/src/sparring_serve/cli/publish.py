@@ -158,8 +158,8 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
         if published is not None and notifier is not None:
             for address, reason in notifier.notify().items():
                 print_warning(
-                    f"{address} does not serve {published.written.url} yet: {reason}; it checks for newer "
-                    "versions by itself"
+                    f"{address} does not serve {published.written.url} yet: {reason}; it checks for "
+                    "newer versions by itself"
                 )
         return published
 
