@@ -2,10 +2,10 @@
 
     generator ──► Redis Streams ──► sparring train ──► serving snapshots ──► sparring serve ◄── client
 
-All processes run on this machine. The model is the one of `configs/quickstart.yaml`: 26 columns of ids with
-16 elements each. A version with the changed rows and the ordinary parameters is published every 0.5 s
-of event time. For each event, the time ends when the client receives a reply whose version contains the
-step that trained the event, according to the cuts that the run records.
+All processes run on this machine. The model is the one of `configs/quickstart.yaml`: 26 columns of ids
+with 16 elements each. A version with the changed rows and the ordinary parameters is published every
+0.5 s of event time. For each event, the time ends when the client receives a reply whose version
+contains the step that trained the event, according to the cuts that the run records.
 
 The generator draws events from the synthetic log before the measurement, and sends Arrow IPC batches
 every 20 ms, whose events have the time of the batch.
