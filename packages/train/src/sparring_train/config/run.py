@@ -416,6 +416,31 @@ def _check_publish(
         )
 
 
+def _check_gate(
+    publish: PublishConfig, model: ModelSection, data: DataSection, metrics: MetricsConfig
+) -> Iterator[PydanticCustomError]:
+    if publish.gate is None:
+        return
+    found = None
+    if data.has_epochs:
+        found = f"data.kind: {data.kind}"
+    elif metrics.window_seconds is None:
+        found = "metrics.window_seconds: null"
+    elif model.label is None or model.ranking(data.columns) is not None:
+        found = f"model.kind: {model.kind}, which does not predict labels"
+    if found is not None:
+        yield PydanticCustomError(
+            "publish_gate",
+            "needs metrics of windows",
+            {
+                "path": ("publish", "gate"),
+                "found": found,
+                "expected": "a stream, metrics.window_seconds, and a model that predicts labels; or "
+                "publish.gate: null",
+            },
+        )
+
+
 def _check_quantize(
     publish: PublishConfig, model: ModelSection, data: DataSection
 ) -> Iterator[PydanticCustomError]:
@@ -466,5 +491,6 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[PydanticCustomError
     (("change_notes",), _check_change_notes),
     (("publish", "snapshots"), _check_publish),
     (("publish", "model", "data"), _check_quantize),
+    (("publish", "model", "data", "metrics"), _check_gate),
 )
 """Names of sections → function that yields contradictions between them."""

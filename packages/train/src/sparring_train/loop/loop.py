@@ -22,6 +22,7 @@ from sparring_train.config.run import RunConfig
 from sparring_train.data.stream.cut_log import CutLog
 from sparring_train.live.evaluation import LiveEvaluation
 from sparring_train.live.publishing import RunPublisher
+from sparring_train.live.run_gate import RunGate
 from sparring_train.loop.best_step import BestStep
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.kept_best import BestStepSnapshots, kept_best, make_best_step
@@ -156,6 +157,8 @@ class _Run:
         self.live = LiveEvaluation(config, self._ranks, tell)
         self.live.on_window.append(self._report.on_window)
         self.publishing = RunPublisher(self._container, config, self._snapshots, tell)
+        self._gate = RunGate(config, self._ranks, self.publishing, tell)
+        self.live.on_window.append(self._gate.on_window)
         self._counts = RunCounts(config, source, trainer, self._ranks)
         url = config.snapshots.url if self._ranks.is_first else None
         self._cuts = CutLog(url, self._ranks.world_size, tell)
@@ -176,7 +179,7 @@ class _Run:
         """Returns the metrics of a stream and of publications, by section."""
         found = self.live.metrics()
         stream = {name: {**each, **self._source.metrics()} for name, each in found.items()}
-        return {**stream, **self.publishing.metrics()}
+        return {**stream, **self.publishing.metrics(), **self._gate.metrics()}
 
     def to_end(self) -> TrainResult:
         """Trains and evaluates as configured."""
@@ -399,7 +402,7 @@ class _Run:
         if origins := self._source.data.schema.origins:
             own[ORIGINS] = State(dict(origins))
         own.update(self._source.states(self._step))
-        own.update(self.live.states())
+        own.update(self.live.states() | self._gate.states())
         return {**self._trainer.states(), **self._report.states(self._result), **own}
 
     def _resume(self) -> None:
@@ -424,6 +427,7 @@ class _Run:
         self._source.resume(position, loaded)
         self._report.resume(loaded.states, loaded.url)
         self.live.restore(loaded.states, loaded.url)
+        self._gate.restore(loaded.states)
         self._metrics = dict(values.get("metrics", {}))
         self._metrics_step = values.get("metrics_step", -1)
         if self._best is not None and _VALIDATION in loaded.states:

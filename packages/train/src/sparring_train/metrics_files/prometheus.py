@@ -21,7 +21,15 @@ from sparring_train.metrics_files.stream_families import stream_families
 
 __all__ = ["PrometheusFile", "PrometheusPage"]
 
-_GAUGES = {"rows", "memory_bytes", "most_undo_bytes", "num_outstanding", "age_seconds"}
+_GAUGES = {
+    "rows",
+    "memory_bytes",
+    "most_undo_bytes",
+    "num_outstanding",
+    "age_seconds",
+    "is_closed",
+    "log_evidence",
+}
 """Metrics that can decrease, or are not sums."""
 
 _NOT_GAUGES = {("prefetches", "rows")}
@@ -103,7 +111,16 @@ def _families(metrics: Mapping[str, Any]) -> Iterator[MetricFamily]:
 def _numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, str], float]]:
     """Yields section, name, labels and value of each number."""
     rank = {"rank": str(metrics["rank"])}
-    for section in ("steps", "saves", "prefetches", "exchange", "events", "lines", "publishing"):
+    for section in (
+        "steps",
+        "saves",
+        "prefetches",
+        "exchange",
+        "events",
+        "lines",
+        "publishing",
+        "gate",
+    ):
         for name, value in metrics.get(section, {}).items():
             if isinstance(value, Mapping):
                 for kind, part in value.items():

@@ -23,7 +23,7 @@ from sparring_train.data.stream.cut_log import RecordedCut, read_cuts
 __all__ = ["Replay", "list_differences", "plan_replay"]
 
 _PARTITIONS_PER_SCAN = 256
-_STATES_OF_RUN = {"run", "position", "report", "erasure", "changed_keys", "join"}
+_STATES_OF_RUN = {"run", "position", "report", "erasure", "gate", "changed_keys", "join"}
 """States that describe the run and its files, and therefore differ."""
 
 

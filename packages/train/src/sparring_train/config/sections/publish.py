@@ -9,6 +9,7 @@ from pydantic import Field
 from sparring.contracts import LocalPath
 from sparring_train.config.section import BackendOptions, PositiveFloat, Section
 from sparring_train.config.sections.columns import Name
+from sparring_train.config.sections.gate import GateConfig
 
 __all__ = ["PublishConfig"]
 
@@ -53,6 +54,11 @@ class PublishConfig(Section):
     notify_seconds: PositiveFloat = Field(
         5.0,
         description="Maximum time for which a publication waits for the replies of these servers.",
+    )
+    gate: GateConfig | None = Field(
+        None,
+        description="Withholds versions of a model that got worse, and makes servers return to a good "
+        "one; `{}` uses the defaults. Null: every version is published.",
     )
     client: BackendOptions = Field(
         default_factory=dict,

@@ -1,0 +1,104 @@
+"""The gate of a run: it withholds versions, writes gate.json, and obeys the operator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparring import StepContainer, TableConfig
+from sparring.collective.local import LocalGroup
+from sparring_train.config.sections.gate import GateConfig
+from sparring_train.live.run_gate import RunGate
+from sparring_train.run.ranks import Ranks
+
+from .test_gate import Model
+
+sparring_packed = pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
+publisher = pytest.importorskip(
+    "sparring_serve.publishing.publisher", reason="pip install sparring-serve"
+)
+
+
+class Run:
+    """A gate of a run whose step s has the version step-s."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url, self.told = str(folder / "served"), []
+        self.publisher: Any = SimpleNamespace(withhold=lambda: False, keep_steps=())
+        config: Any = SimpleNamespace(
+            publish=SimpleNamespace(url=self.url, gate=GateConfig()),
+            metrics=SimpleNamespace(window_seconds=10.0),
+        )
+        self.gate = RunGate(config, Ranks(LocalGroup(1).join(0)), self.publisher, self.told.append)
+        self.model = Model(seed=2)
+
+    def publish(self, step: int) -> None:
+        with StepContainer() as container:
+            container.declare(TableConfig("item", dim=2))
+            container.counters.steps = step
+            container.save(f"{self.url}-run/step-{step:03d}")
+        publisher.publish_newest(
+            f"{self.url}-run", self.url, publisher.PublisherOptions({}, keep=9)
+        )
+
+    def windows(self, count: int, kind: str = "clean") -> None:
+        for each in self.model.windows(count, kind):
+            self.gate.on_window(each)
+
+    def file(self) -> Any:
+        return sparring_packed.read_gate(self.url)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_servers_return_to_the_last_good_version_until_the_gate_opens(run: Run) -> None:
+    for step in (270, 288, 299):
+        run.publish(step)
+    run.windows(60)
+    assert run.told == []
+    assert not run.publisher.withhold()
+    assert 295 in run.publisher.keep_steps
+    run.windows(2, "inverted")
+    # Window 60, which ends at step 305, is bad, and the one before it is not trusted.
+    closed = run.file()
+    assert (closed.is_closed, closed.pin, closed.pinned_by) == (True, "step-288", "gate")
+    assert "normalized entropy" in closed.reason
+    assert run.publisher.withhold()
+    assert "servers return to step-288, and versions are withheld" in run.told[0]
+    with pytest.raises(publisher.GateClosedError):
+        run.publish(310)
+    run.windows(3)
+    assert not run.publisher.withhold()
+    assert (run.file().is_closed, run.file().pin) == (False, "step-288")
+    run.publish(320)
+    assert run.file().pin == ""
+    assert run.gate.metrics()["gate"]["num_closings"] == 1
+
+
+def test_the_operator_opens_the_gate(run: Run) -> None:
+    run.windows(60)
+    run.windows(1, "inverted")
+    assert "there is no earlier version to return to" in run.told[0]
+    publisher.unpin(run.url)
+    run.windows(30, "inverted")
+    assert "opened by sparring publish --unpin" in run.told[1]
+    assert not run.publisher.withhold()
+
+
+def test_a_resumed_gate_is_still_closed(run: Run, tmp_path: Path) -> None:
+    run.windows(60)
+    run.windows(1, "inverted")
+    other = Run(tmp_path)
+    state = run.gate.states()["gate"]
+    other.gate.restore({"gate": type(state)(json.loads(json.dumps(dict(state.values))))})
+    assert other.publisher.withhold()
+    other.windows(3)
+    assert not other.publisher.withhold()
+    assert not other.file().is_closed
