@@ -25,23 +25,14 @@ from sparring.snapshot.retention import list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
 from sparring_cli.application import main
 from sparring_tiered import ChangeNote
-<<<<<<< HEAD
-=======
 from sparring_train.config.sections.gate import GateConfig
-from sparring_train.live import publisher_process
 from sparring_train.live.gate import GateOptions, QualityGate
-from sparring_train.live.publishing import RunPublisher
->>>>>>> caba5cb5 (Judge the windows of a run, and withhold versions while its gate is closed)
 from sparring_train.metrics_files.prometheus import PrometheusPage
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
-<<<<<<< HEAD
-from . import own_classes, publish_effects
-=======
 from ..live.test_gate import Model
-from . import own_classes
->>>>>>> caba5cb5 (Judge the windows of a run, and withhold versions while its gate is closed)
+from . import own_classes, publish_effects
 from .config_runs import RATINGS, Effects, Runs, all_keys, is_of_ranking
 from .test_effects import KEYS as ELSEWHERE
 
