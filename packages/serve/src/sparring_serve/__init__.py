@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from sparring_serve.parameters.push_window import Token
     from sparring_serve.parameters.server import open_parameter_server
+    from sparring_serve.publishing.publisher import close_gate, open_gate
     from sparring_serve.server.lookup_server import LookupServer, open_server
     from sparring_serve.service import LookupService, ShardPosition
     from sparring_serve.tables.contract import ServingTables, VersionGoneError
@@ -78,6 +79,8 @@ __all__ = [
     "StaleRowsError",
     "TlsFiles",
     "VersionGoneError",
+    "close_gate",
+    "open_gate",
     "open_server",
     "read_serving_config",
 ]
@@ -116,6 +119,8 @@ _HOMES = {
     "TlsFiles": "config",
     "Token": "parameters.push_window",
     "VersionGoneError": "tables.contract",
+    "close_gate": "publishing.publisher",
+    "open_gate": "publishing.publisher",
     "open_parameter_server": "parameters.server",
     "open_server": "server.lookup_server",
     "read_serving_config": "config",

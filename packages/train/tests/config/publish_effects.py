@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from sparring_train.config.sections.gate import GateConfig
 from sparring_train.live import publisher_process
+from sparring_train.live.gate import GateOptions, QualityGate
 from sparring_train.live.publishing import RunPublisher
 
+from ..live.test_gate import Model
 from .config_runs import Effects, Runs
 
 __all__ = ["register"]
@@ -23,6 +26,24 @@ def register(effects: Effects) -> None:
         "publish.quantize", "publish.full_every", "publish.max_delta_share", "publish.keep",
         "publish.notify", "publish.notify_seconds", "publish.client",
     )(_settings)  # fmt: skip
+    effects.of(
+        "publish.gate.false_alarms_per_day", "publish.gate.min_events",
+        "publish.gate.warm_up_windows", "publish.gate.open_after_windows",
+    )(_gate)  # fmt: skip
+
+
+def _gate(_: Runs) -> None:
+    def changes(**options: Any) -> list[int]:
+        model = Model(seed=4, num_events=3000)
+        gate = QualityGate(GateOptions(10, **GateConfig(**options).model_dump()))
+        kinds = ["clean"] * 30 + ["inverted"] * 2 + ["clean"] * 8
+        return [number for number, kind in enumerate(kinds) if gate.add(model.window(kind))]
+
+    assert changes() == [30, 34]
+    assert changes(open_after_windows=1) == [30, 32]
+    assert changes(warm_up_windows=40) == []
+    assert changes(false_alarms_per_day=1e-9)[0] == 31
+    assert changes(min_events=7000) != [30, 34]
 
 
 class _Publisher:

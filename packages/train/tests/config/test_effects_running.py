@@ -25,13 +25,10 @@ from sparring.snapshot.retention import list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
 from sparring_cli.application import main
 from sparring_tiered import ChangeNote
-from sparring_train.config.sections.gate import GateConfig
-from sparring_train.live.gate import GateOptions, QualityGate
 from sparring_train.metrics_files.prometheus import PrometheusPage
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
-from ..live.test_gate import Model
 from . import own_classes, publish_effects
 from .config_runs import RATINGS, Effects, Runs, all_keys, is_of_ranking
 from .test_effects import KEYS as ELSEWHERE
@@ -313,24 +310,6 @@ def test_a_publication_that_is_impossible_is_rejected(runs: Runs, given: str, me
     folder = [] if message.startswith("publish.url") else ["snapshots.url=unused"]
     with pytest.raises(ConfigError, match=message):
         runs.ratings(*folder, given)
-
-
-@EFFECTS.of(
-    "publish.gate.false_alarms_per_day", "publish.gate.min_events", "publish.gate.warm_up_windows",
-    "publish.gate.open_after_windows",
-)  # fmt: skip
-def _(_: Runs) -> None:
-    def changes(**options: Any) -> list[int]:
-        model = Model(seed=4, num_events=3000)
-        gate = QualityGate(GateOptions(10, **GateConfig(**options).model_dump()))
-        kinds = ["clean"] * 30 + ["inverted"] * 2 + ["clean"] * 8
-        return [number for number, kind in enumerate(kinds) if gate.add(model.window(kind))]
-
-    assert changes() == [30, 34]
-    assert changes(open_after_windows=1) == [30, 32]
-    assert changes(warm_up_windows=40) == []
-    assert changes(false_alarms_per_day=1e-9)[0] == 31
-    assert changes(min_events=7000) != [30, 34]
 
 
 # -- change notes ---------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class RunGate:
         """Writes the change and reports it, on the first rank."""
         if not self._ranks.is_first:
             return
-        from sparring_serve.publishing.publisher import close_gate, open_gate
+        from sparring_serve import close_gate, open_gate
 
         assert self._url is not None
         try:
