@@ -74,7 +74,7 @@ def run(trials: int) -> Report:
         for _ in range(max(trials // 1000, 1)):
             delay = _delay(np.random.default_rng(random.integers(1 << 60)), kind)
             counts[f"{kind}: closed after {delay} windows"] += 1
-            if delay > 2:
+            if delay > 3:
                 failures.append(f"{kind}: {delay} windows with bad events until the gate closed")
     return Report(trials, dict(sorted(counts.items())), failures)
 

@@ -57,7 +57,10 @@ class _Publisher:
         self.told.append(json.loads(line))
 
     def readline(self) -> str:
-        return json.dumps({"result": "published", "not_notified": {"a:1": "UNAVAILABLE"}})
+        seconds = {"convert_seconds": 0.0, "notify_seconds": 0.0, "url": "served", "reason": ""}
+        return json.dumps(
+            {"result": "published", "not_notified": {"a:1": "UNAVAILABLE"}, **seconds}
+        )
 
     def flush(self) -> None: ...
 
