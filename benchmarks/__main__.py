@@ -41,6 +41,7 @@ BENCHMARKS = (
     "blame",
     "rocksdb",
     "joining",
+    "live_latency",
     "redis",
     "cache_refresh",
     "serving",

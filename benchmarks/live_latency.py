@@ -7,6 +7,8 @@ with 16 elements each. A version with the changed rows and the ordinary paramete
 0.5 s of event time. For each event, the time ends when the client receives a reply whose version
 contains the step that trained the event, according to the cuts that the run records.
 
+A second measurement trains events that are already in the stream, with and without publishing.
+
 The generator draws events from the synthetic log before the measurement, and sends Arrow IPC batches
 every 20 ms, whose events have the time of the batch.
 
@@ -69,7 +71,7 @@ optimizer:
   sparse: {{name: adagrad, lr: 0.05}}
   dense: {{name: adam, lr: 0.001}}
 snapshots: {{url: run, full_every: 1000}}
-publish: {{url: served, every_seconds: 0.5, full_every: {full_every}, notify: [{server}]}}
+publish: {publish}
 metrics: {{path: metrics.jsonl, every_seconds: 1}}
 """
 
@@ -77,7 +79,39 @@ metrics: {{path: metrics.jsonl, every_seconds: 1}}
 def measure(scale: Scale) -> list[Figure]:
     """Measures each rate."""
     seconds = 10.0 if scale.is_quick else SECONDS
-    return [each for rate in RATES for each in measure_rate(rate, seconds)]
+    latencies = [each for rate in RATES for each in measure_rate(rate, seconds)]
+    return [*latencies, measure_steps(seconds)]
+
+
+def measure_steps(seconds: float) -> Figure:
+    """Returns the time of a step with a version every 0.5 s, and without versions.
+
+    Args:
+        seconds: duration of each of the two runs, approximately.
+    """
+    (without, _), (whole, longest) = (_step_times(seconds, each) for each in (False, True))
+    detail = f"{1000 * whole:.1f} and {1000 * without:.1f} ms, longest {1000 * longest:.0f} ms"
+    what = "time of a step with a version every 0.5 s, divided by that without"
+    return Figure(what, f"{whole / without:.2f}", detail=detail, ratio=whole / without)
+
+
+def _step_times(seconds: float, is_published: bool) -> tuple[float, float]:
+    """Returns the mean and the maximum time between steps."""
+    with ExitStack() as closing:
+        folder = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="live-")))
+        port = closing.enter_context(_redis(folder))
+        _write_config(folder, port, "{url: served, every_seconds: 0.5}" if is_published else "{}")
+        count = round(seconds * RATES[-1])
+        with _process(["--fill", str(count), str(port)]) as generator:
+            generator.wait()
+        trainer = closing.enter_context(
+            _command("train", "live.yaml", "data.stop_at_end=true", cwd=folder, log=folder / "train.log")
+        )  # fmt: skip
+        if trainer.wait(10 * seconds + 60):
+            raise RuntimeError(f"the run failed:\n{(folder / 'train.log').read_text()[-2000:]}")
+        times = [cut.ranges[0].read_time for cut in read_cuts(str(folder / "run"))]
+        pauses = np.diff(np.array(times, np.float64))[10:]
+        return float(pauses.mean()), float(pauses.max())
 
 
 def measure_rate(rate: int, seconds: float, full_every: int = 8) -> list[Figure]:
@@ -92,12 +126,11 @@ def measure_rate(rate: int, seconds: float, full_every: int = 8) -> list[Figure]
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="live-")))
         port = closing.enter_context(_redis(folder))
         server = f"127.0.0.1:{free_port()}"
-        (folder / "live.yaml").write_text(
-            _CONFIG.format(
-                port=port, ids=", ".join(_IDS), numbers=", ".join(_NUMBERS), server=server,
-                full_every=full_every,
-            )
-        )  # fmt: skip
+        _write_config(
+            folder,
+            port,
+            f"{{url: served, every_seconds: 0.5, full_every: {full_every}, notify: ['{server}']}}",
+        )
         generator = closing.enter_context(_process(["--generate", str(rate), str(port)]))
         assert generator.stdout is not None
         generator.stdout.readline()  # the events are drawn
@@ -124,6 +157,12 @@ def measure_rate(rate: int, seconds: float, full_every: int = 8) -> list[Figure]
         generator.terminate()
         sent = [json.loads(line) for line in generator.stdout]
         return _figures(rate, _Run(folder, sent, replies, before, after, (begin, end)))
+
+
+def _write_config(folder: Path, port: int, publish: str) -> None:
+    ids, numbers = ", ".join(_IDS), ", ".join(_NUMBERS)
+    text = _CONFIG.format(port=port, ids=ids, numbers=numbers, publish=publish)
+    (folder / "live.yaml").write_text(text)
 
 
 @dataclass
@@ -295,6 +334,19 @@ def _generate(rate: int, port: int) -> None:
         print(json.dumps(each))
 
 
+def _fill(count: int, port: int) -> None:
+    """Sends events whose times differ as if they had been sent at the largest rate."""
+    import redis
+
+    client = redis.Redis(port=port)
+    payloads = list(_payloads(round(RATES[-1] * _EVERY)))
+    begin = time.time() - count / RATES[-1]
+    for number in range(count // payloads[0][2]):
+        payload, place, size = payloads[number % len(payloads)]
+        payload[place : place + 8 * size] = np.full(size, begin + number * _EVERY).tobytes()
+        client.xadd("clicks", {"value": bytes(payload)})
+
+
 def _payloads(size: int) -> Iterator[tuple[bytearray, int, int]]:
     """Yields encoded batches, and where the times of their events are."""
     mark = 8.123456789e300
@@ -319,9 +371,18 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="duration per rate")
     parser.add_argument("--full-every", type=int, default=8, help="publish.full_every")
     parser.add_argument("--generate", nargs=2, type=int, metavar=("RATE", "PORT"))
+    parser.add_argument("--fill", nargs=2, type=int, metavar=("COUNT", "PORT"))
+    parser.add_argument("--steps", action="store_true", help="measure the time of steps instead")
     given = parser.parse_args(arguments)
     if given.generate:
         _generate(*given.generate)
+        return
+    if given.fill:
+        _fill(*given.fill)
+        return
+    if given.steps:
+        each = measure_steps(given.seconds)
+        print(f"{each.what}: {each.value} ({each.detail})", flush=True)
         return
     for rate in given.rates or RATES:
         for each in measure_rate(rate, given.seconds, given.full_every):
