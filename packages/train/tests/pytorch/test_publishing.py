@@ -102,7 +102,7 @@ def test_killed_runs_continue_to_publish(events: Events, tmp_path: Path, world_s
         *events.words(events.write_folder(2), "run"), f"publish.url={served}",
         "publish.every_seconds=1e-6", "snapshots.full_every=20", "data.batch_size=8",
     ]  # fmt: skip
-    command = [sys.executable, "-m", "sparring_cli", "train", str(tmp_path / "live.yaml"), *words]
+    command = [sys.executable, "-m", "sparring", "train", str(tmp_path / "live.yaml"), *words]
     if world_size > 1:
         command[1:2] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     process = subprocess.Popen(command, start_new_session=True)
