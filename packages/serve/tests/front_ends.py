@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import resource
 import subprocess
 import threading
 import urllib.request
@@ -186,6 +187,11 @@ class NativeFrontEnd(FrontEnd):
         assert self._process.stderr is not None
         self.lines.extend(self._process.stderr)
         self._process.stderr.close()
+
+    def limit_files(self, num_more: int) -> None:
+        """Limits the files that the process may open to those that are open and `num_more`."""
+        most = len(os.listdir(f"/proc/{self._process.pid}/fd")) + num_more
+        resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, (most, most))
 
     def close(self) -> None:
         self._process.terminate()

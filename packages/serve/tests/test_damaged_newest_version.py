@@ -210,6 +210,12 @@ def test_a_pinned_version_that_is_damaged_is_an_error_that_names_server_pin(
         served.serve(pin="step-2")
 
 
+@pytest.mark.parametrize("name", ["", "..", "../served", "step-1/"])
+def test_a_pin_that_is_not_a_name_is_rejected(name: str) -> None:
+    with pytest.raises(ValueError, match=r"server\.pin must be the name of a folder in served"):
+        ServingConfig(server=ServerConfig(pin=name))
+
+
 def test_a_server_without_an_intact_version_does_not_start(served: Served) -> None:
     flip_rows(served.publish(1))
     flip_manifest(served.publish(2))

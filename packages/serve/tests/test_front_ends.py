@@ -73,7 +73,17 @@ def test_a_pinned_version_is_served_until_the_pin_is_removed(serve: Serve, folde
         # A damaged file is ignored.
         pin(folder, "step-2")
         assert refresh()[1] == 2
-        (Path(folder.served) / "gate.json").write_text("{")
+        # While the file cannot be read, a version that it withholds is not served.
+        pin(folder, "step-1")
+        refresh()
+        gate = Path(folder.served) / "gate.json"
+        gate.unlink()
+        gate.symlink_to(gate.name)
+        reply, step = refresh()
+        assert (step, client.describe().shards[0].gate.pin) == (1, "step-1")
+        assert "gate.json" in reply.refused
+        gate.unlink()
+        gate.write_text("{")
         assert refresh()[1] == 3
         assert client.describe().shards[0].gate == GateMessage()
     assert [read_metrics(server)[f"gate_is_{each}"] for each in ("closed", "pinned")] == [0, 0]

@@ -27,6 +27,7 @@ from sparring_serve.metrics import ServingMetrics
 from sparring_serve.model_parts import read_model
 from sparring_serve.parameters.shard import ParameterShard
 from sparring_serve.status import Status, StatusError
+from sparring_serve.tables.packed import open_packed_tables
 from sparring_serve.testing.memory_tables import MemoryTables
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import (
@@ -39,7 +40,7 @@ from sparring_serve.wire.messages import (
 )
 
 from .conftest import Serve
-from .front_ends import ITEM, Folder, FrontEnd, call
+from .front_ends import ITEM, ONE_SHARD, Folder, FrontEnd, call, make_config
 
 CONFIG = ClientConfig(deadline_seconds=9)
 
@@ -77,6 +78,18 @@ def test_a_client_reads_the_model_of_each_kept_version(server: FrontEnd, folder:
         rows_only = client.model()
         assert rows_only.version.step == 4
         assert (rows_only.parameters, rows_only.preprocessing) == ({}, {})
+
+
+def test_a_version_can_be_read_before_a_refresh_has_completed(folder: Folder) -> None:
+    tables = open_packed_tables(make_config(folder), ShardPosition(ONE_SHARD))
+    folder.publish(2, model=model_of(2))
+    tables._packed.refresh()  # another replica may already have returned the version to clients
+    newest = tables._packed.version.hash
+    assert newest not in [each.hash for each in tables.versions()]
+    assert tables.scan("item", b"", 9, newest).version.step == 2
+    part = tables.read_model("preprocessing", 0, 9, newest)
+    assert (part.version.step, len(part.content)) == (2, 9)
+    tables.close()
 
 
 def test_rows_and_models_are_of_one_version_while_versions_change(

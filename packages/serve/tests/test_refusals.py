@@ -218,6 +218,12 @@ def test_a_too_long_answer_is_rejected_before_the_lookup(serve_table: ServeTable
     )
 
 
+def test_compressed_messages_are_rejected(serve: Serve) -> None:
+    # They could have a thousand times their size in memory.
+    code, said = refused(serve(), bytes(1 << 20), compression=grpc.Compression.Gzip)
+    assert (code, said) == ("UNIMPLEMENTED", "Compression algorithm 'gzip' is disabled.")
+
+
 def test_messages_over_the_limit_of_all_servers_are_rejected_by_grpc(serve: Serve) -> None:
     # A third-party channel: ours sends no such message.
     with grpc.insecure_channel(

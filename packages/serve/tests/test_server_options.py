@@ -140,6 +140,7 @@ def test_pings_every_10_seconds_are_allowed() -> None:
 
 def test_every_option_has_a_test_here() -> None:
     assert [name for name, _ in server_options(1)] == [
+        "grpc.compression_enabled_algorithms_bitset",  # tested in test_refusals
         "grpc.max_concurrent_streams",
         "grpc.max_connection_age_ms",
         "grpc.max_connection_age_grace_ms",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,8 +29,8 @@ from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import SERVICE, PullRequest, TableIds
 from sparring_serve.wire.open_inference import HEALTH, INFERENCE
 
-from .conftest import KINDS, Serve
-from .front_ends import FrontEnd, PythonFrontEnd, call, read_metrics
+from .conftest import KINDS, NATIVE, Serve
+from .front_ends import FrontEnd, NativeFrontEnd, PythonFrontEnd, call, read_metrics
 
 LONG = ClientConfig(deadline_seconds=20)
 PULL = framed_message(encode(PullRequest((TableIds("item", bytes(8)),))))
@@ -79,6 +80,20 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 10) -> None:
     while not is_so():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", [NATIVE])
+def test_connections_are_accepted_again_after_too_many(serve: Serve) -> None:
+    server = serve()
+    assert isinstance(server, NativeFrontEnd)
+    server.limit_files(8)
+    host, port = server.address.split(":")
+    with ExitStack() as opened:
+        for _ in range(20):
+            last = opened.enter_context(socket.create_connection((host, int(port)), timeout=9))
+        assert last.recv(1) == b""  # so its client can use another replica
+        assert not is_healthy(server, timeout=1)
+    wait_until(lambda: is_healthy(server, timeout=1))
 
 
 @KINDS_AND_LEARNING

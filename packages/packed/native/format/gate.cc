@@ -3,6 +3,9 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <cerrno>
+
 #include "format/json.h"
 #include "sparring/storage_border.h"
 
@@ -19,6 +22,11 @@ constexpr size_t kMostNameBytes = 255;
                                           "; write it again with sparring publish --pin or --unpin");
 }
 
+bool is_of_name(char each) {
+  return (each >= 'a' && each <= 'z') || (each >= 'A' && each <= 'Z') || (each >= '0' && each <= '9') ||
+         each == '_' || each == '.' || each == '-';
+}
+
 std::string text_or_null(const Json& json, const char* name) {
   const Json& value = json.at(name);
   return value.is_null() ? std::string() : value.text(name);
@@ -29,7 +37,8 @@ std::string text_or_null(const Json& json, const char* name) {
 Gate read_gate(const Folder& folder) {
   Gate gate;
   struct stat found;
-  if (::fstatat(folder.descriptor(), kGateName, &found, AT_SYMLINK_NOFOLLOW) != 0) return gate;
+  const bool is_present = ::fstatat(folder.descriptor(), kGateName, &found, AT_SYMLINK_NOFOLLOW) == 0;
+  if (!is_present && errno == ENOENT) return gate;
   const std::string text = folder.read(kGateName, kMostBytes);
   try {
     const Json json = Json::parse(text);
@@ -46,10 +55,13 @@ Gate read_gate(const Folder& folder) {
   } catch (const StatusError& error) {
     refuse(folder, error.what());
   }
-  const bool is_name = gate.pin.size() <= kMostNameBytes && gate.pin[0] != '.' &&
-                       gate.pin.find('/') == std::string::npos &&
-                       gate.pin.find('\0') == std::string::npos;
+  const bool is_name = gate.pin.size() <= kMostNameBytes && gate.pin[0] != '.' && gate.pin[0] != '-' &&
+                       std::all_of(gate.pin.begin(), gate.pin.end(), is_of_name);
   if (!is_name) refuse(folder, "its pin is not the name of a serving snapshot");
+  const bool has_origin = gate.pinned_by == "gate" || gate.pinned_by == "operator";
+  if (gate.pin.empty() ? !gate.pinned_by.empty() : !has_origin) {
+    refuse(folder, "its pinned_by must be gate or operator with a pin, and null without");
+  }
   gate.exists = true;
   return gate;
 }

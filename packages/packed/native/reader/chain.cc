@@ -46,11 +46,13 @@ bool has_entry(const std::string& folder, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// Returns the name that gate.json pins; empty if it pins none or is damaged, which servers report.
+// Returns the name that gate.json pins; empty if it pins none or is damaged, which servers report. If it
+// cannot be read, a version that it withholds must not be used.
 std::string pin_of(const std::string& folder) {
   try {
     return read_gate(Folder(folder)).pin;
-  } catch (const StatusError&) {
+  } catch (const StatusError& error) {
+    if (error.status() != SPARRING_CORRUPT) throw;
     return {};
   }
 }

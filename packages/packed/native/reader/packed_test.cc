@@ -179,9 +179,9 @@ void a_pinned_version_is_served_until_the_pin_is_removed() {
   const std::string first = served.write(1, 10, "");
   served.write(2, 10, first);
   const std::string gate = served.path() + "/gate.json";
-  const auto pin = [&](const std::string& name) {
+  const auto pin = [&](const std::string& name, const std::string& by = "\"gate\"") {
     std::ofstream(gate) << "{\"format\": 1, \"state\": \"closed\", \"reason\": \"worse\", \"since\": 2.5, "
-                           "\"pin\": " << name << ", \"pinned_by\": \"gate\"}";
+                           "\"pin\": " << name << ", \"pinned_by\": " << by << "}";
   };
   auto open = new_arguments<SparringPackedOpen>();
   open.path = served.path().c_str();
@@ -211,16 +211,25 @@ void a_pinned_version_is_served_until_the_pin_is_removed() {
   CHECK(message_of(refresh).find("gate.json pins step-9, which cannot be used") != std::string::npos);
   CHECK(step() == 1);
   // A damaged file has no effect, but is reported.
-  for (const char* name : {"\"../x\"", "\".x\"", "7"}) {
-    pin("null");
+  const std::pair<const char*, const char*> wrong[] = {{"\"../x\"", "\"gate\""}, {"\".x\"", "\"gate\""},
+                                                       {"\"step 1\"", "\"gate\""}, {"7", "\"gate\""},
+                                                       {"\"step-1\"", "null"}, {"null", "\"gate\""}};
+  for (const auto& [name, by] : wrong) {
+    pin("null", "null");
     CHECK(sparring_packed_refresh(open.packed, &refresh) == SPARRING_OK && step() == 2);
     pin("\"step-1\"");
     CHECK(sparring_packed_refresh(open.packed, &refresh) == SPARRING_OK && step() == 1);
-    pin(name);
+    pin(name, by);
     CHECK(sparring_packed_refresh(open.packed, &refresh) == SPARRING_OK && step() == 2);
     CHECK(sparring_packed_gate(&found) == SPARRING_CORRUPT);
     CHECK(message_of(found).find("write it again with sparring publish") != std::string::npos);
   }
+  // While the file cannot be read, a version that it withholds is not used.
+  pin("\"step-1\"");
+  CHECK(sparring_packed_refresh(open.packed, &refresh) == SPARRING_OK && step() == 1);
+  CHECK(std::remove(gate.c_str()) == 0 && symlink("gate.json", gate.c_str()) == 0);
+  CHECK(sparring_packed_refresh(open.packed, &refresh) == SPARRING_IO && step() == 1);
+  message_of(refresh);
   sparring_packed_close(open.packed);
 }
 

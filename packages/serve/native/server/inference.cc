@@ -161,7 +161,7 @@ Reply Inference::infer(std::string_view content, double remaining_seconds) {
   try {
     service_.tables().library().lookup(served->packed.get(), looked);
   } catch (const PackedError& error) {
-    service_.refuse(error, version);
+    service_.refuse(*served, error, version);
   }
   num_found_ = std::count(found.data(), found.data() + ids.size(), char{1});
 

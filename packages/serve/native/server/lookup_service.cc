@@ -132,9 +132,10 @@ double LookupService::age_of(double published) {
   return std::max(0.0, now.count() - published);
 }
 
-void LookupService::refuse(const PackedError& error, std::string_view version) const {
+void LookupService::refuse(const Served& served, const PackedError& error,
+                           std::string_view version) const {
   if (error.status == SPARRING_INVALID_ARGUMENT && !version.empty() &&
-      !tables_.served()->has_version(version)) {
+      tables_.find_version(served, version).empty()) {
     throw StatusError(StatusCode::NOT_FOUND, "version " + std::string(version) + ": " + error.what(),
                       "version_gone");
   }
@@ -142,6 +143,14 @@ void LookupService::refuse(const PackedError& error, std::string_view version) c
     throw StatusError(StatusCode::UNAVAILABLE, error.what(), "backend");
   }
   throw error;
+}
+
+void LookupService::refuse_argument(const Served& served, const PackedError& error,
+                                    const std::string& version) const {
+  if (error.status == SPARRING_INVALID_ARGUMENT && !tables_.find_version(served, version).empty()) {
+    throw StatusError(StatusCode::INVALID_ARGUMENT, error.what(), "message");
+  }
+  refuse(served, error, version);
 }
 
 Reply LookupService::pull(std::string_view content, double remaining_seconds, Clock::time_point begin) {
@@ -193,10 +202,7 @@ Reply LookupService::scan(std::string_view content, double remaining_seconds) {
   try {
     tables_.library().scan(served->packed.get(), arguments);
   } catch (const PackedError& error) {
-    if (error.status == SPARRING_INVALID_ARGUMENT && served->has_version(wanted)) {
-      throw StatusError(StatusCode::INVALID_ARGUMENT, error.what(), "message");
-    }
-    refuse(error, wanted);
+    refuse_argument(*served, error, wanted);
   }
   const auto num_ids = static_cast<size_t>(arguments.count) * 8;
   const auto num_rows = static_cast<size_t>(arguments.count * 4 * shape.dim);
@@ -209,9 +215,7 @@ Reply LookupService::scan(std::string_view content, double remaining_seconds) {
   if (arguments.is_done == 0) {
     writer.text(3, {reinterpret_cast<const char*>(arguments.cursor), sizeof arguments.cursor});
   }
-  for (const Version& each : served->versions) {
-    if (each.hash == wanted) writer.message(4, each.encoded);
-  }
+  writer.message(4, tables_.find_version(*served, wanted));
   const grpc::Slice slices[] = {before_ids, ids.part(0, num_ids), before_rows, rows.part(0, num_rows),
                                 tail};
   return {grpc::ByteBuffer(slices, std::size(slices)), std::move(admitted)};
@@ -242,10 +246,7 @@ Reply LookupService::read_model(std::string_view content, double remaining_secon
     try {
       tables_.library().model(served->packed.get(), file);
     } catch (const PackedError& error) {
-      if (error.status == SPARRING_INVALID_ARGUMENT && served->has_version(wanted)) {
-        throw StatusError(StatusCode::INVALID_ARGUMENT, error.what(), "message");
-      }
-      refuse(error, wanted);
+      refuse_argument(*served, error, wanted);
     }
   };
   std::string files, kinds;
@@ -282,9 +283,7 @@ Reply LookupService::read_model(std::string_view content, double remaining_secon
     if (file.count != 0) FieldWriter(files).begin_bytes(2, file.count);
   }
   std::string tail;
-  for (const Version& each : served->versions) {
-    if (each.hash == wanted) FieldWriter(tail).message(3, each.encoded);
-  }
+  FieldWriter(tail).message(3, tables_.find_version(*served, wanted));
   const grpc::Slice slices[] = {files, bytes.part(0, file.count), tail};
   return {grpc::ByteBuffer(slices, std::size(slices)), std::move(admitted)};
 }

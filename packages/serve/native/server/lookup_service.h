@@ -72,9 +72,12 @@ class LookupService {
   static double age_of(double published);
 
   // Converts an error of a lookup or scan in a version; an empty `version` is the newest.
-  [[noreturn]] void refuse(const PackedError& error, std::string_view version) const;
+  [[noreturn]] void refuse(const Served& served, const PackedError& error, std::string_view version) const;
 
  private:
+  // Like `refuse`, also if the caller sent an argument that the library rejects.
+  [[noreturn]] void refuse_argument(const Served& served, const PackedError& error,
+                                    const std::string& version) const;
   void check_partitions(const std::vector<TableIds>& asked) const;
 
   const Settings& settings_;

@@ -34,6 +34,11 @@ struct Scratch {
 
 thread_local Scratch scratch;
 
+// Releases large buffers at the end of a call, also of one that fails.
+struct Trim {
+  ~Trim() { scratch.trim(); }
+};
+
 }  // namespace
 
 void Pull::parse(std::string_view content) {
@@ -112,7 +117,7 @@ SparringPackedLookup Pull::look_up(const Served& served, std::vector<SparringPac
   try {
     service_.tables().library().lookup(served.packed.get(), arguments);
   } catch (const PackedError& error) {
-    service_.refuse(error, version_);
+    service_.refuse(served, error, version_);
   }
   return arguments;
 }
@@ -142,6 +147,7 @@ Reply Pull::answer(std::string_view content, double remaining_seconds) {
   const auto library_row_bytes = [&](size_t i) {
     return are_int8 ? shapes[i]->row_bytes : int64_t{4} * shapes[i]->dim;
   };
+  const Trim trim;
   scratch.found.resize(static_cast<size_t>(num_ids_) + 8);
   const auto scratch_floats = [&](size_t i) { return (asked_[i].count() * library_row_bytes(i) + 3) / 4; };
   if (!is_direct) {
@@ -278,7 +284,6 @@ Reply Pull::answer(std::string_view content, double remaining_seconds) {
     slices.push_back(buffer.part(part.rows_at - part.header.size(), at));
   }
   if (parts.empty()) slices.emplace_back(tail);
-  scratch.trim();
   return {grpc::ByteBuffer(slices.data(), slices.size()), std::move(admitted)};
 }
 

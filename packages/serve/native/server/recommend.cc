@@ -81,7 +81,7 @@ std::string Recommend::answer(std::string_view content, double remaining_seconds
   if (version_.empty()) version_ = served->versions.front().hash;
   compare(*served, shape, end);
 
-  std::string ids, scores, version;
+  std::string ids, scores;
   for (int64_t query = 0; query < num_queries_; ++query) {
     for (int64_t i = 0; i < counts_[static_cast<size_t>(query)]; ++i) {
       const SparringPackedBest& each = best_[static_cast<size_t>(query * capacity_ + i)];
@@ -89,15 +89,12 @@ std::string Recommend::answer(std::string_view content, double remaining_seconds
       scores.append(reinterpret_cast<const char*>(&each.score), sizeof each.score);
     }
   }
-  for (const Version& each : served->versions) {
-    if (each.hash == version_) version = each.encoded;
-  }
   std::string reply;
   FieldWriter writer(reply);
   writer.text(1, ids);
   writer.text(2, scores);
   writer.text(3, {reinterpret_cast<const char*>(counts_.data()), counts_.size() * sizeof(int64_t)});
-  writer.message(4, version);
+  writer.message(4, service_.tables().find_version(*served, version_));
   writer.text(5, service_.tables().served()->versions.front().hash);
   return reply;
 }
@@ -181,7 +178,7 @@ void Recommend::compare(const Served& served, const TableShape& shape,
     try {
       service_.tables().library().scan(served.packed.get(), scan);
     } catch (const PackedError& error) {
-      service_.refuse(error, version_);
+      service_.refuse(served, error, version_);
     }
     for (int64_t first = 0; first < num_queries_; first += kBlockQueries) {
       const int64_t count = std::min(kBlockQueries, num_queries_ - first);

@@ -49,6 +49,14 @@ struct WarmUpState {
   std::atomic<int64_t> num_bytes{0};
 };
 
+std::string encoded_version(int64_t step, std::string_view hash) {
+  std::string encoded;
+  FieldWriter writer(encoded);
+  writer.whole(2, static_cast<uint64_t>(step));
+  writer.text(3, hash);
+  return encoded;
+}
+
 // Reads the directory of one file into the page cache.
 void read_directory(const std::string& path, WarmUpState& state) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -145,11 +153,7 @@ void ServingTables::remember(PackedLibrary::Handle packed, std::string not_fresh
   SparringPackedVersion newest = library_.version(packed.get(), 0);
   for (int back = 0; back < newest.num_versions; ++back) {
     const SparringPackedVersion each = back == 0 ? newest : library_.version(packed.get(), back);
-    Version version{each.hash, each.step, each.published, {}};
-    FieldWriter writer(version.encoded);
-    writer.whole(2, static_cast<uint64_t>(version.step));
-    writer.text(3, version.hash);
-    made->versions.push_back(std::move(version));
+    made->versions.push_back({each.hash, each.step, each.published, encoded_version(each.step, each.hash)});
   }
   for (int number = 0; number < newest.num_tables; ++number) {
     const SparringPackedTable each = library_.table(packed.get(), number);
@@ -167,6 +171,15 @@ void ServingTables::remember(PackedLibrary::Handle packed, std::string not_fresh
   if (const auto previous = served()) made->gate = previous->gate;
   if (recent_.empty()) recent_ = std::vector<RecentIds>(made->tables.size());
   served_.store(std::move(made));
+}
+
+std::string ServingTables::find_version(const Served& served, std::string_view hash) const {
+  for (int back = 0, count = 1; back < count; ++back) {
+    const SparringPackedVersion each = library_.version(served.packed.get(), back);
+    if (hash == each.hash) return encoded_version(each.step, hash);
+    count = each.num_versions;
+  }
+  return {};
 }
 
 PackedLibrary::Handle ServingTables::retry_newest() {
@@ -206,6 +219,7 @@ GateState ServingTables::read_gate() {
   try {
     found = library_.gate(options_.folder);
   } catch (const PackedError& error) {
+    if (error.status != SPARRING_CORRUPT) return served()->gate;  // the refresh reports it
     damage = error.what();
   }
   if (damage != damaged_gate_ && !damage.empty()) {

@@ -85,6 +85,10 @@ class ServingTables {
   const PackedLibrary& library() const { return library_; }
   std::shared_ptr<const Served> served() const { return served_.load(); }
 
+  // Returns the Version message of a version that the handle keeps; empty if it does not. During a switch,
+  // the handle may already keep a newer version than `served` lists, and no longer the oldest.
+  std::string find_version(const Served& served, std::string_view hash) const;
+
   // Whether lookups call `note`.
   bool notes_ids() const { return options_.warm_up_seconds > 0 && !options_.verifies_all; }
   void note(int32_t table, const int64_t* ids, int64_t count) {

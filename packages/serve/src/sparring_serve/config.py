@@ -284,6 +284,12 @@ class ServingConfig(DocumentModel):
                 "server.pin names a version of snapshots, but tables that are read from their "
                 "backend have no versions; remove it"
             )
+        pin = self.server.pin
+        if pin is not None and ("/" in pin or pin in ("", ".", "..")):
+            raise ValueError(
+                f"server.pin must be the name of a folder in {self.snapshots}, without a path, found "
+                f"{pin!r}"
+            )
         if next(find_passwords(self.snapshots), None):
             raise ValueError(
                 "the URL of snapshots must not contain a password, because it is printed; remove it"

@@ -37,6 +37,8 @@ def server_options(longest_seconds: float) -> tuple[tuple[str, int], ...]:
     """
     grace_seconds = max(_MIN_GRACE_SECONDS, longest_seconds)
     return (
+        # Reject compressed messages: gRPC 1.51 checks the size only after it has decompressed one.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
         ("grpc.max_concurrent_streams", _MAX_STREAMS),
         ("grpc.max_connection_age_ms", round(1000 * _AGE_SECONDS)),
         ("grpc.max_connection_age_grace_ms", round(1000 * grace_seconds)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 import sparring_packed
 from sparring.adapter import open_root
 from sparring.contracts import NUM_PARTITIONS
-from sparring.errors import InvalidArgumentError, SnapshotError, SparringError
+from sparring.errors import InvalidArgumentError, SnapshotError, SnapshotIOError, SparringError
 from sparring_serve.config import ServingConfig
 from sparring_serve.service import ShardPosition
 from sparring_serve.tables.contract import (
@@ -75,11 +74,6 @@ def open_packed_tables(config: ServingConfig, position: ShardPosition) -> Packed
         )
 
     if server.pin is not None:
-        if os.sep in server.pin or server.pin in ("", ".", ".."):
-            raise InvalidArgumentError(
-                f"server.pin must be the name of a folder in {folder}, without a path, found "
-                f"{server.pin!r}"
-            )
         try:
             packed = open_at(f"{folder}/{server.pin}")
         except SnapshotError as error:
@@ -301,7 +295,7 @@ class PackedServingTables:
                 raise VersionGoneError(f"version {wanted}: {error}") from None
             raise
         following = b"" if chunk.cursor is None else _CURSOR.pack(*chunk.cursor)
-        return ScanResult(chunk.ids, chunk.rows, following, versions[wanted])
+        return ScanResult(chunk.ids, chunk.rows, following, self._find_version(wanted, versions))
 
     def _note_gate(self) -> None:
         """Reads the state of the gate, which the reader of the files obeys, and logs changes."""
@@ -309,6 +303,8 @@ class PackedServingTables:
             return
         try:
             read, damage = sparring_packed.read_gate(self._folder), ""
+        except SnapshotIOError:
+            return  # the refresh reports it
         except SnapshotError as error:
             read, damage = sparring_packed.Gate(), str(error)
         if damage != self._damaged_gate and damage:
@@ -331,7 +327,15 @@ class PackedServingTables:
                 raise VersionGoneError(f"version {wanted}: {error}") from None
             raise
         files = [ModelFileMessage(each.kind, each.size_bytes, each.hash) for each in found.files]
-        return ModelPart(versions[wanted], files, found.content)
+        return ModelPart(self._find_version(wanted, versions), files, found.content)
+
+    def _find_version(self, wanted: str, known: Mapping[str, Version]) -> Version:
+        """Returns a version that the reader just read; during a refresh, it may be newer than the
+        known ones."""
+        found = known.get(wanted)
+        if found is not None:
+            return found
+        return next(_version(each) for each in self._packed.versions if each.hash == wanted)
 
     def refresh(self) -> bool:
         self._note_gate()
