@@ -190,7 +190,7 @@ class NativeFrontEnd(FrontEnd):
 
     def limit_files(self, num_more: int) -> None:
         """Limits the files that the process may open to those that are open and `num_more`."""
-        most = len(os.listdir(f"/proc/{self._process.pid}/fd")) + num_more
+        most = len(list(Path(f"/proc/{self._process.pid}/fd").iterdir())) + num_more
         resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, (most, most))
 
     def close(self) -> None:
