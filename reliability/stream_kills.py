@@ -32,7 +32,8 @@ from pyarrow import parquet
 from reliability.report import Report
 from reliability.small_snapshots import scratch_folder
 from reliability.stream_brokers import Broker, brokers
-from sparring import list_snapshots, open_snapshot
+import sparring_packed
+from sparring import list_snapshots, open_snapshot, scan_rows
 from sparring_redis.testing.server import free_port
 from sparring_testing.processes.rank_launchers import gloo_environment
 from sparring_train.data.stream.cut_log import read_cuts
@@ -178,6 +179,8 @@ class _Life:
             "snapshots.every_steps=5",
             "snapshots.full_every=4",
             "snapshots.resume=true",
+            f"publish.url={self.folder / 'served'}",
+            "publish.every_seconds=0.1",
         ]
 
     def run(self, most: int) -> int:
@@ -228,6 +231,17 @@ class _Life:
             assert [each.begin for each in ranges] == [0, *ends[:-1]], f"{name} has gaps"
             count = sum(each.num_events for each in ranges)
             assert count == _NUM_EVENTS // self._num_ranks, f"{name} has {count} events"
+        with sparring_packed.open(self.folder / "served", verify="all") as served:
+            assert served.step == found.step, f"step {served.step} was published last"
+            for table in found.tables:
+                for chunk in scan_rows(found, table):
+                    rows = chunk.rows[:, : found.tables[table].dim]
+                    assert (served.lookup(table, chunk.keys) == rows).all(), f"other rows of {table}"
+            arrays, _ = sparring_packed.decode_parameters(served.read_model("parameters").content)
+        assert arrays, "no parameters were published"
+        saved = found.state("torch").arrays.values()
+        for name, array in arrays.items():
+            assert any(np.array_equal(array, each) for each in saved), f"other parameter {name}"
 
 
 class _Job:
