@@ -232,7 +232,7 @@ class _Life:
             count = sum(each.num_events for each in ranges)
             assert count == _NUM_EVENTS // self._num_ranks, f"{name} has {count} events"
         with sparring_packed.open(self.folder / "served", verify="all") as served:
-            assert served.step == found.step, f"step {served.step} was published last"
+            assert served.version.step == found.step, f"published {served.version}"
             for table in found.tables:
                 for chunk in scan_rows(found, table):
                     rows = chunk.rows[:, : found.tables[table].dim]
