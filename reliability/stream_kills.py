@@ -29,10 +29,10 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
+import sparring_packed
 from reliability.report import Report
 from reliability.small_snapshots import scratch_folder
 from reliability.stream_brokers import Broker, brokers
-import sparring_packed
 from sparring import list_snapshots, open_snapshot, scan_rows
 from sparring_redis.testing.server import free_port
 from sparring_testing.processes.rank_launchers import gloo_environment
@@ -236,7 +236,9 @@ class _Life:
             for table in found.tables:
                 for chunk in scan_rows(found, table):
                     rows = chunk.rows[:, : found.tables[table].dim]
-                    assert (served.lookup(table, chunk.keys) == rows).all(), f"other rows of {table}"
+                    assert (served.lookup(table, chunk.keys) == rows).all(), (
+                        f"other rows of {table}"
+                    )
             arrays, _ = sparring_packed.decode_parameters(served.read_model("parameters").content)
         assert arrays, "no parameters were published"
         saved = found.state("torch").arrays.values()

@@ -13,8 +13,7 @@ import pytest
 
 from sparring.errors import SnapshotError, SnapshotIOError
 from sparring.snapshot.place import local as local_place
-from sparring.snapshot.reader import open_snapshot
-from sparring.snapshot.remembered import RememberedSnapshots
+from sparring.snapshot.reader import RememberedSnapshots, open_snapshot
 from sparring.snapshot.retention import latest_snapshot, list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
 from sparring_cli.snapshots.verify import verify_snapshot

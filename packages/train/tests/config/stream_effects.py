@@ -19,7 +19,7 @@ from sparring_train.data.stream.cut_log import read_cuts
 
 from .config_runs import Effects, Ran, Runs
 
-__all__ = ["register"]
+__all__ = ["register", "register_metrics"]
 
 _STREAM = """
 seed: 3
@@ -79,7 +79,7 @@ _LINES = ("data.url=lines://events.jsonl", "data.format=json")
 _BAD = ("data.url=lines://bad.jsonl", "data.format=json", "data.bad_rows=skip")
 
 
-def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each key)
+def register(effects: Effects) -> None:
     """Shows them."""
 
     @effects.of("data:stream.kind", "data:stream.url", "data:stream.batch_size")
@@ -138,27 +138,6 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
         with pytest.raises(ConfigError, match="is also a column of ids or the label"):
             _ran(runs, "data.event_time=item")
 
-    @effects.of("metrics.window_seconds", "metrics.slices.<name>")
-    def _(runs: Runs) -> None:
-        times = ("data.event_time=at", "data.event_time_unit=milliseconds")
-        shown = _ran(runs, *times, "metrics.window_seconds=20").messages
-        assert any("events before 2023-11-14 22:13:40 UTC  auc" in each for each in shown)
-        assert not any("events before" in each for each in _ran(runs, *times).messages[:-1])
-        none = _ran(runs, *times, "metrics.window_seconds=null")
-        assert not any("events before" in each for each in none.messages)
-        sliced = ("metrics.slices={user: [1, 2], item: [3]}", "metrics.path=sliced.jsonl")
-        _ran(runs, *times, *sliced, "metrics.window_seconds=20")
-        window = json.loads(Path("sliced.jsonl").read_text().splitlines()[-1])["stream"]["window"]
-        assert {each["dimension"] for each in window["slices"]} <= {"user", "item"}
-        assert window["slices"]
-        for slices, message in (
-            ("{tags: [1]}", r"tags.*expected user, item"),
-            ("{price: [1]}", "does not divide events into slices"),
-            ("{item: [shoe]}", "found shoe, expected whole numbers"),
-        ):
-            with pytest.raises(ConfigError, match=message):
-                _ran(runs, f"metrics.slices={slices}")
-
     @effects.of("data:stream.dictionary")
     def _(runs: Runs) -> None:
         with pytest.raises(DataError, match=r"snapshots.url is null"):
@@ -209,3 +188,28 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
         values = ("data.label=answer", "data.label_values={yes: 1, no: 0}")
         assert _ran(runs, *values).losses != _ran(runs).losses
         assert _ran(runs, *values, *_LINES).losses == _ran(runs, *values).losses
+
+
+def register_metrics(effects: Effects) -> None:
+    """Registers the effects of keys of the section `metrics` on streams."""
+
+    @effects.of("metrics.window_seconds", "metrics.slices")
+    def _(runs: Runs) -> None:
+        times = ("data.event_time=at", "data.event_time_unit=milliseconds")
+        shown = _ran(runs, *times, "metrics.window_seconds=20").messages
+        assert any("events before 2023-11-14 22:13:40 UTC  auc" in each for each in shown)
+        assert not any("events before" in each for each in _ran(runs, *times).messages[:-1])
+        none = _ran(runs, *times, "metrics.window_seconds=null")
+        assert not any("events before" in each for each in none.messages)
+        sliced = ("metrics.slices={user: [1, 2], item: [3]}", "metrics.path=sliced.jsonl")
+        _ran(runs, *times, *sliced, "metrics.window_seconds=20")
+        window = json.loads(Path("sliced.jsonl").read_text().splitlines()[-1])["stream"]["window"]
+        assert {each["dimension"] for each in window["slices"]} <= {"user", "item"}
+        assert window["slices"]
+        for slices, message in (
+            ("{tags: [1]}", r"tags.*expected user, item"),
+            ("{price: [1]}", "does not divide events into slices"),
+            ("{item: [shoe]}", "found shoe, expected whole numbers"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                _ran(runs, f"metrics.slices={slices}")

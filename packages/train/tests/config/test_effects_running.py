@@ -29,12 +29,13 @@ from sparring_train.metrics_files.prometheus import PrometheusPage
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
-from . import own_classes, publish_effects
+from . import own_classes, publish_effects, stream_effects
 from .config_runs import RATINGS, Effects, Runs, all_keys, is_of_ranking
 from .test_effects import KEYS as ELSEWHERE
 
 EFFECTS = Effects()
 publish_effects.register(EFFECTS)
+stream_effects.register_metrics(EFFECTS)
 
 OWN = own_classes.__name__
 

@@ -126,8 +126,12 @@ def everything(folder: Path) -> dict[str, Any]:
         found[name] = rows
     for name in snapshot.state_names():
         state = snapshot.state(name)
+        # `saved` contains the time of the save and the previous snapshot.
+        values = state.values
+        if name == "run":
+            values = {key: value for key, value in values.items() if key != "saved"}
         found[f"state {name}"] = (
-            json.dumps(state.values),
+            json.dumps(values),
             {
                 each: (array.dtype, array.shape, array.tobytes())
                 for each, array in state.arrays.items()

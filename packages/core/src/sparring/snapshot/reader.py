@@ -1,9 +1,14 @@
-"""Reads committed snapshots: their manifests, chains of bases, segments and state."""
+"""Reads committed snapshots: their manifests, chains of bases, segments and state.
+
+The file is long because it also remembers opened snapshots, so that a save crosses one file less.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,9 +44,11 @@ from sparring.snapshot.format.manifest import (
 )
 from sparring.snapshot.format.rows_file import BlockReader, read_segments
 from sparring.snapshot.place.place import SnapshotRoot, damaged_error, reading
-from sparring.snapshot.remembered import RememberedSnapshots
 
-__all__ = ["Snapshot", "locate", "open_chain", "open_root", "open_snapshot"]
+__all__ = ["RememberedSnapshots", "Snapshot", "locate", "open_chain", "open_root", "open_snapshot"]
+
+_MAX_REMEMBERED = 1024
+"""More than the maximum length of a chain."""
 
 
 def open_root(root_url: str | os.PathLike[str]) -> SnapshotRoot:
@@ -372,7 +379,61 @@ class Snapshot:
             )
 
 
-_remembered: RememberedSnapshots[Snapshot] = RememberedSnapshots()
+class RememberedSnapshots:
+    """The snapshots that were opened most recently. Any number of threads may use it.
+
+    A run that saves a delta per second would otherwise read the manifests of its whole chain several
+    times per second.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Folder and name → identity and snapshot.
+        self._found: OrderedDict[tuple[str, str], tuple[tuple[int, ...], Snapshot]] = OrderedDict()
+
+    def find(
+        self, place: SnapshotRoot, name: str, known: Mapping[str, Snapshot]
+    ) -> Snapshot | None:
+        """Returns a snapshot that was opened before, if its chain has not changed since then.
+
+        Args:
+            place: Folder of the snapshot.
+            name: Name of the snapshot.
+            known: Name → snapshot in this folder that is not checked again.
+        """
+        newest = self._get(place.url, name)[1]
+        for each in () if newest is None else newest.chain:
+            if known.get(each.name) is each:
+                break
+            identity, found = self._get(place.url, each.name)
+            if found is not each or place.identity(each.name) != identity:
+                return None
+        return newest
+
+    def add(self, snapshot: Snapshot, identity: tuple[int, ...] | None) -> None:
+        """Remembers a snapshot.
+
+        Args:
+            snapshot: The opened snapshot.
+            identity: Its identity before it was opened; see `SnapshotRoot.identity`.
+        """
+        if identity is None:
+            return
+        with self._lock:
+            self._found[snapshot.place.url, snapshot.name] = identity, snapshot
+            while len(self._found) > _MAX_REMEMBERED:
+                self._found.popitem(last=False)
+
+    def _get(self, url: str, name: str) -> tuple[tuple[int, ...] | None, Snapshot | None]:
+        with self._lock:
+            found = self._found.get((url, name))
+            if found is None:
+                return None, None
+            self._found.move_to_end((url, name))
+            return found
+
+
+_remembered = RememberedSnapshots()
 
 
 def open_chain(

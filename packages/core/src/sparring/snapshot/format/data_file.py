@@ -109,7 +109,11 @@ class Header:
 
 
 def decode_dtype(code: str) -> np.dtype[Any]:
-    """Returns the little-endian NumPy dtype with the safetensors name `code`."""
+    """Returns the little-endian NumPy dtype with the safetensors name `code`.
+
+    Args:
+        code: name of the dtype in safetensors, such as ``F32``.
+    """
     if code == "BF16":
         import ml_dtypes
 
@@ -123,7 +127,10 @@ def encode_header(
 ) -> bytes:
     """Returns the bytes before the data: length, JSON, and spaces up to `reserved` bytes.
 
-    With `reserved` 0, pads to a multiple of 64 bytes.
+    Args:
+        tensors: the arrays in the file.
+        metadata: metadata of the file.
+        reserved: number of bytes; 0 pads to a multiple of 64 bytes.
 
     Raises:
         ValueError: `reserved` is too small.
