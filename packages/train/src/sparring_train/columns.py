@@ -224,7 +224,8 @@ class ColumnBatch:
     cut: Cut | None = field(default=None, kw_only=True)
     """Events of the step, if the examples are a stream."""
     event_times: npt.NDArray[np.float64] | None = field(default=None, kw_only=True)
-    """``(b,)``, times of the events in seconds since 1970, if the examples are a stream."""
+    """``(b,)``, times of the events in seconds since 1970, if the examples are a stream; NaN for a
+    correcting example of a join."""
 
     def __len__(self) -> int:
         return len(self.numbers)

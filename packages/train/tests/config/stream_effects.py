@@ -146,9 +146,6 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
         users = [f"{n}" for n in range(10)]
         assert find_strings("strings_of_events", "user", hash_strings(users)) == users
         _ran(runs, "data.cuts_from=strings_of_events", "data.dictionary=true")
-        join = "data.join={key: [item], actions: {clicks: {url: clicks}}, window_seconds: 5}"
-        with pytest.raises(ConfigError, match=r"is not supported with data.join"):
-            _ran(runs, join, "data.dictionary=true")
 
     @effects.of("data:stream.cuts_from")
     def _(runs: Runs) -> None:

@@ -16,12 +16,13 @@ import pytest
 pyarrow = pytest.importorskip("pyarrow", reason="writes Parquet")
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
-from sparring import list_snapshots, make_plugin_manager, open_snapshot
+from sparring import hash_strings, list_snapshots, make_plugin_manager, open_snapshot
 from sparring.errors import ConfigError, DataError, PluginError
 from sparring_cli.application import main
 from sparring_train.config.reading.loader import parse_config
 from sparring_train.data.join.state_files import JOIN
 from sparring_train.data.stream.cut_log import read_cuts
+from sparring_train.data.table.strings import find_strings
 from sparring_train.metrics_files.stream_families import stream_families
 from sparring_train.pytorch.trainer import train
 
@@ -107,7 +108,7 @@ def test_a_run_that_resumes_trains_each_impression_once(
 ) -> None:
     if storage == "rocksdb":
         pytest.importorskip("sparring_rocksdb", reason='pip install "sparring[rocksdb]"')
-    words = [f"data.join.storage={storage}", "data.join.path=store"]
+    words = [f"data.join.storage={storage}", "data.join.path=store", "data.dictionary=true"]
     run(*words, "training.steps=3", "data.batch_size=50")
     opened = newest().state(JOIN).values["ranks"][0]["counts"]["open"]
     assert opened > 0
@@ -118,6 +119,9 @@ def test_a_run_that_resumes_trains_each_impression_once(
     assert 0 < counts["open"] < NUM_IMPRESSIONS / 4
     assert counts["joined"] + counts["without_action"] + counts["open"] == NUM_IMPRESSIONS
     assert num_joined - counts["open"] <= counts["joined"] <= num_joined
+    users = [f"user {number}" for number in range(40)]
+    assert find_strings("run", "user", hash_strings(users)) == users
+    assert find_strings("run", "shown", hash_strings(["i0"])) == [None]
     cuts = read_cuts("run")
     assert [each.step for each in cuts] == list(range(1, result.steps + 1))
     assert all(each.reads for each in cuts)
@@ -149,6 +153,13 @@ def test_open_impressions_with_erased_ids_are_not_trained(
     opened = newest().state(JOIN).values["ranks"][0]["counts"]["open"]
     result = run("snapshots.resume=true", "data.join.path=store")
     assert result.skipped["events_erased"] >= opened > 0
+
+
+def test_a_partition_that_waits_for_others_is_not_idle(clicked: dict[int, float]) -> None:
+    # Clicks are few, so each read of them covers more time than one of impressions.
+    words = ("data.batch_size=25", "data.join.watermark_seconds=4")
+    expected = run(*words).extra["join"]
+    assert run(*words, "data.join.idle_seconds=1e-6", "snapshots.url=b").extra["join"] == expected
 
 
 def test_late_labels_become_examples(clicked: dict[int, float]) -> None:

@@ -236,15 +236,16 @@ def test_joined_examples_close_windows_when_their_labels_are_complete(
     join = "data.join={key: [item], actions: {clicks: {url: clicks}}, window_seconds: 50}"
     ranks = Ranks(LocalGroup(1).join(0))
     live = LiveEvaluation(events.config("events", "run", *TIMED, join), ranks, print)
-    ones = np.ones(1, np.float32)
+    ones = np.ones(2, np.float32)
     for step, (time_of_it, watermark) in enumerate([(10, 60), (90, 149), (95, 150), (120, 251)], 1):
         # The newest event that was read is newer than all examples.
         reads = (CutRead((), BEGIN + watermark, 1),)
         batch = ColumnBatch(
-            {"item": Column(np.array([3]))},
-            np.empty((1, 0), np.float32),
+            {"item": Column(np.array([3, 4]))},
+            np.empty((2, 0), np.float32),
             ones,
-            event_times=np.array([BEGIN + time_of_it], np.float64),
+            # The second one corrects an example that was measured before.
+            event_times=np.array([BEGIN + time_of_it, np.nan]),
             cut=Cut((), {}, BEGIN + watermark + 5.0, reads),
         )
         live.after_step(StepResult(batch, 0.0, 1, False, ones), step)

@@ -90,8 +90,11 @@ class LiveEvaluation:
         batch: ColumnBatch = trained.batch
         if batch.cut is None:
             return
+        times = np.empty(0) if batch.event_times is None else batch.event_times
+        # A correcting example has no time, because its event was measured before.
+        is_first = ~np.isnan(times)
         if self._has_lags:
-            self._add_lags(batch, batch.cut)
+            self._add_lags(times[is_first], batch.cut)
         newest = batch.cut.event_time
         if newest is None:
             return
@@ -105,9 +108,10 @@ class LiveEvaluation:
                 "own loss; set metrics.window_seconds: null, or choose another model"
             )
             return
-        if batch.labels is not None and batch.event_times is not None:
-            codes = [each.codes(batch) for each in self._slices]
-            self._windows.add(trained.outputs, batch.labels, batch.event_times, codes)
+        if batch.labels is not None and is_first.any():
+            codes = [each.codes(batch)[is_first] for each in self._slices]
+            measured = trained.outputs[is_first], batch.labels[is_first], times[is_first]
+            self._windows.add(*measured, codes)
         if batch.cut.reads:
             # Joined examples are older than the newest event that was read.
             newest = batch.cut.reads[-1].watermark - self._join_seconds
@@ -119,10 +123,9 @@ class LiveEvaluation:
             for each in self.on_window:
                 each(result)
 
-    def _add_lags(self, batch: ColumnBatch, cut: Cut) -> None:
+    def _add_lags(self, times: npt.NDArray[np.float64], cut: Cut) -> None:
         """Adds the lags of this rank's events."""
-        times = batch.event_times
-        if times is None or not len(times):
+        if not len(times):
             return
         now = time.time()
         read_times = [each.read_time for each in cut.ranges if each.read_time is not None]

@@ -105,7 +105,7 @@ class StreamData(ColumnSettings):
     )
     dictionary: bool = Field(
         False,
-        description="Store the string of each hashed id, see kind `table`. Not supported with `join`.",
+        description="Store the string of each hashed id, see kind `table`.",
     )
     dead_letters: LocalPath | None = Field(
         None,
@@ -171,8 +171,6 @@ class StreamData(ColumnSettings):
         if self.label is None:
             expected = "the name of the label, which is the column in the files of data.test_path"
             yield "label", "is required by data.join", "null", expected
-        if self.dictionary:
-            yield "dictionary", "is not supported with data.join", "true", "false"
         for name in self.join.key:
             if name in (self.label, *self.lists, *self.numeric):
                 expected = "a column with one id per row"

@@ -92,8 +92,6 @@ class JoinedStreamDataset(StreamDataset):
         self._reads: list[CutRead] = []
         self._newest: dict[str, float] = {}
         """Partition → time of its newest event."""
-        self._last_events: dict[str, float] = {}
-        """Own partition → clock at its last event."""
         self._paused: set[str] = set()
         self._watermark = self._used_watermark = -math.inf
         self._is_behind = False
@@ -129,8 +127,6 @@ class JoinedStreamDataset(StreamDataset):
         super()._begin_at(resumed)
         if self._data.cuts_from is not None:
             self._erased_step = math.inf
-        now = time.monotonic()
-        self._last_events = dict.fromkeys(self._owned(), now)
         if self._joiner is None:
             self._folder = WorkingFolder(self._join.path, self._request.rank)
             self._start(Joiner(StepStore(self._open_store("open")), self._window))
@@ -298,7 +294,7 @@ class JoinedStreamDataset(StreamDataset):
             counts,
             read_times,
             newest,
-            self._idle(counts),
+            self._idle(),
             num_examples,
             self._joiner.is_behind,
             latest,
@@ -336,7 +332,6 @@ class JoinedStreamDataset(StreamDataset):
         assert self._reader is not None
         if self._paused.issuperset(self._reader.positions):
             time.sleep(_PAUSE_SECONDS)
-            return {}
         return self._take(self._paused)
 
     def _as_events(
@@ -393,7 +388,10 @@ class JoinedStreamDataset(StreamDataset):
             batch,
             labels=None if self.schema.label is None else labels,
             weights=weights,
-            event_times=np.array([each.impression_time for each in examples]),
+            # A correction trains an event again, and is not measured again.
+            event_times=np.array(
+                [math.nan if each.is_correction else each.impression_time for each in examples]
+            ),
         )
         if self._erased is None:
             return batch
@@ -404,17 +402,12 @@ class JoinedStreamDataset(StreamDataset):
 
     # -- the watermark ----------------------------------------------------------------------
 
-    def _idle(self, counts: Mapping[str, int]) -> list[str]:
+    def _idle(self) -> list[str]:
         """Returns own partitions that do not delay the watermark."""
         assert self._reader is not None
-        now, ends = time.monotonic(), self._ends
-        self._last_events.update({name: now for name, count in counts.items() if count})
-        return [
-            name
-            for name, position in self._reader.positions.items()
-            if now - self._last_events[name] >= self._join.idle_seconds
-            or (ends is not None and position >= ends[name])
-        ]
+        positions, ends = self._reader.positions, self._ends or {}
+        at_end = [name for name, end in ends.items() if positions.get(name, -1) >= end]
+        return [*self._reader.idle(self._join.idle_seconds), *at_end]
 
     def _note_times(self, newest: Mapping[str, float], idle: set[str]) -> None:
         """Updates the watermark. It is the same on all ranks."""

@@ -77,15 +77,14 @@ class _Partition:
         """Removes the first message."""
         message = self._messages.popleft()
         if isinstance(message.value, pyarrow.RecordBatch):
-            length = message.value.num_rows
             # A read is limited by rows.
-            self._num_messages += length
+            self._num_messages += message.value.num_rows
         else:
-            length = 1
             self._num_messages += 1
         self._num_events += 0 if self._first is None else len(self._first)
         self._first = None
-        self.position = message.offset + length if self._messages else self._fetched
+        # Offsets may skip numbers, and a source may only read at the offset of a message.
+        self.position = self._messages[0].offset if self._messages else self._fetched
 
 
 class PartitionReader:
@@ -110,6 +109,8 @@ class PartitionReader:
         }
         self._ends = ends
         self._turn = 0
+        # Partition → first and last time since its last event at which a read found none.
+        self._empty: dict[str, tuple[float, float]] = {}
 
     @property
     def positions(self) -> dict[str, int]:
@@ -127,6 +128,8 @@ class PartitionReader:
             paused: partitions from which nothing is taken.
         """
         found: dict[str, list[Events]] = {name: [] for name in self._partitions}
+        for name in paused:
+            self._empty.pop(name, None)
         partitions = [each for name, each in self._partitions.items() if name not in paused]
         if not partitions:
             return found
@@ -141,6 +144,10 @@ class PartitionReader:
                 turn = deadline if len(partitions) == 1 else min(now + _TURN_SECONDS, deadline)
                 end = None if self._ends is None else self._ends[each.name]
                 events = each.peek(max_events - count, turn if is_waiting else now, end)
+                if events is not None:
+                    self._empty.pop(each.name, None)
+                elif not found[each.name]:
+                    self._empty[each.name] = self._empty.get(each.name, (now,))[0], now
                 while events is not None:
                     if count and count + len(events) > max_events:
                         return found
@@ -153,6 +160,11 @@ class PartitionReader:
             if time.monotonic() >= deadline or all(map(self._is_at_end, partitions)):
                 return found
             is_waiting = count == before
+
+    def idle(self, seconds: float) -> list[str]:
+        """Returns the partitions in which reads found no event for this time, while they were not paused.
+        Time in which nothing was read, such as a long step, does not make a partition idle."""
+        return [name for name, (first, last) in self._empty.items() if last - first >= seconds]
 
     def _is_at_end(self, partition: _Partition) -> bool:
         return self._ends is not None and partition.position >= self._ends[partition.name]
