@@ -228,6 +228,8 @@ def test_wrong_streams_are_rejected(clicked: dict[int, float]) -> None:
         run("data.join.actions.clicks.key=[order]")
     with pytest.raises(PluginError, match=r"acme.*installed: memory"):
         run("data.join.storage=acme")
+    with pytest.raises(DataError, match=r"no sample.*add later events, which end windows"):
+        run("data.join.window_seconds=900")
     run("training.steps=2")
     name = next(Path("run/open_impressions").iterdir()).name
     Path("run/open_impressions", name).write_bytes(b"damaged")
@@ -242,7 +244,15 @@ def test_wrong_streams_are_rejected(clicked: dict[int, float]) -> None:
     ("override", "message"),
     [
         ("data.label=null", "data.label: is required by data.join (found null"),
-        ("data.numeric=[shown]", "has a key that is a label, a list or a number (found shown"),
+        (
+            "data.numeric=[shown]",
+            "has a key that is a label, a list, a number or a time (found shown",
+        ),
+        ("data.join.key=[shown, shown]", "has a key with equal columns (found shown, shown"),
+        (
+            "data.join.actions.clicks.label=at",
+            "uses a column twice in clicks (found impression, at, at",
+        ),
         ("data.join.actions.clicks.key=[a, b]", "another number of key columns in clicks (found 2"),
     ],
 )

@@ -196,10 +196,10 @@ class _Run:
     def _end(self, *, is_terminated: bool) -> TrainResult:
         """Evaluates and reports, except after SIGTERM, and saves the run."""
         if not self._step and not is_terminated:
-            raise DataError(
-                "found no sample to train on, expected at least one; add data, or reduce the test and "
-                "validation parts"
-            )
+            advice = "add data, or reduce the test and validation parts"
+            if getattr(self._config.data, "join", None) is not None:
+                advice = "add later events, which end windows of data.join, or set data.event_time"
+            raise DataError(f"found no sample to train on, expected at least one; {advice}")
         has_returned = not is_terminated and self._return_to_best()
         has_metrics = self._metrics_step == self._step and not self._report.wants_test
         if not is_terminated and not has_metrics:

@@ -132,9 +132,8 @@ def test_a_gap_between_numbered_files_is_rejected(tmp_path: Path) -> None:
 def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     from sparring_train.data.stream.folder import FolderSource
 
-    with pytest.raises(
-        DataError, match=r"nowhere failed: found no folder; create it, or set data.url"
-    ):
+    expected = r"^opening the stream \S*nowhere failed: found no folder; create it, or set the URL"
+    with pytest.raises(DataError, match=expected):
         FolderSource(str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match=r"nats://x/y failed: .*plugin for this kind of stream"):
         FolderSource("nats://x/y")

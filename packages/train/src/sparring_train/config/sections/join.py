@@ -65,7 +65,8 @@ class JoinConfig(Section):
     )
     idle_seconds: PositiveFloat = Field(
         10.0,
-        description="A partition in which reads find no event for this time does not delay the ends of windows.",
+        description="A partition in which reads find no event for this time does not delay the ends of "
+        "windows.",
     )
     late: Literal["correct", "drop"] = Field(
         "drop",

@@ -149,7 +149,7 @@ class StreamData(ColumnSettings):
         keys = () if self.join is None else self.join.key
         for name in self.types:
             if name not in self.categorical and name not in keys:
-                expected = ", ".join((*self.categorical, *keys))
+                expected = ", ".join(dict.fromkeys((*self.categorical, *keys)))
                 yield "types", "contains a column that is not in data.categorical", name, expected
         if self.event_time is not None and self.event_time in (*self.categorical, self.label):
             expected = "a column of times"
@@ -171,14 +171,32 @@ class StreamData(ColumnSettings):
         if self.label is None:
             expected = "the name of the label, which is the column in the files of data.test_path"
             yield "label", "is required by data.join", "null", expected
+        others = (self.label, self.weight, self.event_time, *self.lists, *self.numeric)
         for name in self.join.key:
-            if name in (self.label, *self.lists, *self.numeric):
+            if name in others:
                 expected = "a column with one id per row"
-                yield "join", "has a key that is a label, a list or a number", name, expected
+                yield (
+                    "join",
+                    "has a key that is a label, a list, a number or a time",
+                    name,
+                    expected,
+                )
+        if len(set(self.join.key)) < len(self.join.key):
+            yield (
+                "join",
+                "has a key with equal columns",
+                ", ".join(self.join.key),
+                "different columns",
+            )
         for name, action in self.join.actions.items():
             found, expected = len(action.key), f"{len(self.join.key)}, as in data.join.key"
             if found not in (0, len(self.join.key)):
                 yield "join", f"has another number of key columns in {name}", f"{found}", expected
+            uses = (*(action.key or self.join.key), action.label, action.event_time)
+            columns = [each for each in uses if each is not None]
+            if len(set(columns)) < len(columns):
+                expected = "different columns for the key, the label and the time"
+                yield "join", f"uses a column twice in {name}", ", ".join(columns), expected
 
     @property
     def columns(self) -> Schema:

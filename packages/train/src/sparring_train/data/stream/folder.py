@@ -62,18 +62,19 @@ class FolderSource:
         try:
             self._system, path = fsspec.core.url_to_fs(url)
             self._path = path.rstrip("/")
-            if not self._system.isdir(self._path):
-                raise DataError(
-                    f"opening the stream {url} failed: found no folder; create it, or set data.url to "
-                    "the folder of Parquet files or to the URL of a broker",
-                    path=url,
-                )
+            is_folder = self._system.isdir(self._path)
         except (OSError, ValueError, ImportError) as error:
             raise DataError(
                 f"opening the stream {url} failed: {error}; check data.url, access rights, and that the "
                 "plugin for this kind of stream is installed",
                 path=url,
             ) from error
+        if not is_folder:
+            raise DataError(
+                f"opening the stream {url} failed: found no folder; create it, or set the URL to a "
+                "folder of Parquet files or to a broker",
+                path=url,
+            )
         is_local = isinstance(self._system, LocalFileSystem)
         self._max_poll_seconds = _POLL_SECONDS if is_local else _MAX_REMOTE_POLL_SECONDS
         self._files: dict[str, list[_File]] = {}
