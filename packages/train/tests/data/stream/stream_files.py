@@ -139,6 +139,9 @@ class WritableNats:
     def delete(self, partition: str) -> None:
         self._run("delete_stream", name=partition)
 
+    def remove_consumer(self, partition: str, consumer: str) -> None:
+        self._run("delete_consumer", (partition, consumer))
+
     def _run(self, method: str, *calls: Any, **options: Any) -> None:
         """Calls a method of JetStream, once for each entry of `calls`."""
 

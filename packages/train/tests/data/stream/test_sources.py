@@ -53,6 +53,21 @@ class TestNats(StreamSourceTests):
         return new_nats_streams(2)
 
 
+def test_a_consumer_that_nats_removed_is_created_again(
+    new_nats_streams: Callable[..., WritableNats],
+) -> None:
+    stream = new_nats_streams()
+    [name] = stream.partitions
+    stream.append(name, range(4))
+    source = stream.open()
+    assert source.read(name, 1, 2, time.monotonic() + 5).next_offset == 3
+    consumer = source._wait_for(source._places[name][0].consumer_info())
+    stream.remove_consumer(name, consumer.name)
+    assert source.read(name, 3, 2, time.monotonic() + 5).next_offset == 3
+    assert source.read(name, 3, 2, time.monotonic() + 5).next_offset == 5
+    source.close()
+
+
 def test_wrong_use_of_nats_is_reported(
     new_nats_streams: Callable[..., WritableNats], monkeypatch: pytest.MonkeyPatch
 ) -> None:

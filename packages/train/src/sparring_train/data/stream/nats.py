@@ -104,11 +104,16 @@ class NatsSource:
             self._check_offset(partition, offset)
             subscription = self._subscribe(partition, offset)
         seconds = max(deadline - time.monotonic(), _LEAST_WAIT_SECONDS)
+        fetched = self._wait_for(self._fetch(subscription, max_events, seconds))
+        if fetched is None:
+            # The next read subscribes again.
+            self._wait_for(subscription.unsubscribe())
+            return StreamRead(offset)
         messages = [
             StreamMessage(
                 each.metadata.sequence.stream, each.data, each.metadata.timestamp.timestamp()
             )
-            for each in self._wait_for(self._fetch(subscription, max_events, seconds))
+            for each in fetched
         ]
         if messages and messages[0].offset > offset:
             # Messages at the offset were removed, by the limits of the stream or one by one.
@@ -134,11 +139,15 @@ class NatsSource:
         )
         return self._wait_for(self._jetstream.pull_subscribe(">", stream=partition, config=config))
 
-    async def _fetch(self, subscription: Any, count: int, seconds: float) -> list[Any]:
+    async def _fetch(self, subscription: Any, count: int, seconds: float) -> list[Any] | None:
+        """Returns messages; None if the consumer does not exist any more, because the server was started
+        again, or the last read was `_IDLE_SECONDS` ago."""
         try:
             found: list[Any] = await subscription.fetch(count, timeout=seconds)
         except self._nats.errors.TimeoutError:
             return []
+        except self._nats.js.errors.ServiceUnavailableError:
+            return None
         return found
 
     def _check_offset(self, partition: str, offset: int) -> None:
