@@ -20,7 +20,7 @@ from sparring import hash_strings, list_snapshots, make_plugin_manager, open_sna
 from sparring.errors import ConfigError, DataError, PluginError
 from sparring_cli.application import main
 from sparring_train.config.reading.loader import parse_config
-from sparring_train.data.join.state_files import JOIN
+from sparring_train.data.join.state_files import JOIN, StateFiles
 from sparring_train.data.stream.cut_log import read_cuts
 from sparring_train.data.table.strings import find_strings
 from sparring_train.metrics_files.stream_families import stream_families
@@ -231,6 +231,11 @@ def test_wrong_streams_are_rejected(clicked: dict[int, float]) -> None:
     with pytest.raises(DataError, match=r"no sample.*add later events, which end windows"):
         run("data.join.window_seconds=900")
     run("training.steps=2")
+    [state] = Path("run/step-000000000002").glob("*join*")
+    content = state.read_bytes()
+    state.write_bytes(content[::-1])
+    StateFiles("run").remove_unused([])  # It cannot know which files are used.
+    state.write_bytes(content)
     name = next(Path("run/open_impressions").iterdir()).name
     Path("run/open_impressions", name).write_bytes(b"damaged")
     with pytest.raises(DataError, match=f"{name} is damaged"):

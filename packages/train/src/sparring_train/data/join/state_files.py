@@ -22,7 +22,7 @@ import fsspec  # type: ignore[import-untyped]  # it ships no types
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 from sparring.adapter import open_snapshots
-from sparring.errors import DataError
+from sparring.errors import DataError, SnapshotError
 
 __all__ = ["FOLDER", "JOIN", "StateFiles"]
 
@@ -114,11 +114,13 @@ class StateFiles:
                 )
 
     def remove_unused(self, used: Iterable[str]) -> None:
-        """Removes the files that neither the committed snapshots nor the last two calls list. A file
-        that cannot be removed is removed by a later call."""
+        """Removes the files that neither the committed snapshots nor the last two calls list.
+
+        If a snapshot cannot be read, for example because it is being removed, a later call removes them.
+        """
         self._recent.append(set(used))
         kept = set().union(*self._recent)
-        with suppress(OSError):
+        with suppress(OSError, SnapshotError):
             for snapshot in open_snapshots(self._url):
                 if JOIN in snapshot.state_names(0):
                     kept.update(list_files(snapshot.state(JOIN).values))
