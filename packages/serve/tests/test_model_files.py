@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import sparring_packed
 from sparring_serve import (
+    AsyncLookupClient,
     ClientConfig,
     LookupClient,
     LookupService,
@@ -20,7 +22,7 @@ from sparring_serve import (
 )
 from sparring_serve.backend_tables import BackendTables
 from sparring_serve.client.failures import ReplicasFailedError
-from sparring_serve.client.model_steps import read_file
+from sparring_serve.client.model_steps import ModelFiles, read_file
 from sparring_serve.client.session import Session
 from sparring_serve.client.transport import Outcome
 from sparring_serve.metrics import ServingMetrics
@@ -78,6 +80,16 @@ def test_a_client_reads_the_model_of_each_kept_version(server: FrontEnd, folder:
         rows_only = client.model()
         assert rows_only.version.step == 4
         assert (rows_only.parameters, rows_only.preprocessing) == ({}, {})
+
+
+def test_an_asyncio_client_reads_the_same_model(server: FrontEnd) -> None:
+    async def read() -> ModelFiles:
+        async with AsyncLookupClient(server.address, CONFIG) as client:
+            return await client.model()
+
+    found = asyncio.run(read())
+    assert (found.version.step, found.preprocessing) == (2, {"step": 2})
+    assert found.parameters["top.weight"].tolist() == [2] * 600_000
 
 
 def test_a_version_can_be_read_before_a_refresh_has_completed(folder: Folder) -> None:
