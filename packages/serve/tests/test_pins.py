@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,6 +117,9 @@ def test_layers_are_merged_while_deltas_are_published(run: Run) -> None:
         return sparring_packed.read_manifest(published.written.url)
 
     save_and_publish()
+    killed = Path(run.out) / ".step-001.0123456789abcdef"  # It was being written.
+    killed.mkdir()
+    os.utime(killed, (0, 0))
     with serve_here(run) as server, LookupClient(server.address, LONG) as client:
         assert find_merge(run.out, options) is None
         save_and_publish(1)
@@ -139,6 +143,7 @@ def test_layers_are_merged_while_deltas_are_published(run: Run) -> None:
             save_and_publish(key)
     # The chain before the merged version was removed.
     assert not (Path(run.out) / "step-001").exists()
+    assert not killed.exists()
 
     for _ in range(8):  # Nothing merges.
         manifest = save_and_publish(1)

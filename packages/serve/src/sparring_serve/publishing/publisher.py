@@ -458,5 +458,8 @@ def _retain(out_url: str, options: PublisherOptions) -> list[str]:
                 f"cannot remove {name} from {out_url}: {error}; check the permissions of the folder, or "
                 "increase --keep"
             ) from error
-    place.remove_stale(_STALE_SECONDS)
+    try:
+        place.remove_stale(_STALE_SECONDS)
+    except OSError as error:
+        _log.warning("staging folders in %s cannot be removed: %s", out_url, error)
     return removed
