@@ -102,6 +102,20 @@ def serving_demo(session: nox.Session) -> None:
 
 
 @nox.session
+def live_demo(session: nox.Session) -> None:
+    """Trains from a stream with kills, drift and bad events, and measures the replies of two servers.
+
+    About three minutes after installing. Requires redis-server; writes reports/live.html.
+    """
+    session.install(TORCH, silent=True)
+    made = ("cli", "storage-tiered", "backend-hkv", "packed", "serve", "framework-torch", "train")
+    install_family(session, *made, extras={"train": "[redis,report]"})
+    program = PACKAGES / "serve/examples/live_demo.py"
+    files = (str(ROOT / "configs/live.yaml"), str(ROOT / "reports/live.html"))
+    session.run("python", str(program), *files)
+
+
+@nox.session
 def service_demo(session: nox.Session) -> None:
     """Trains through a service, kills a shard, and compares its rows before and after."""
     session.install(TORCH, silent=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from socket import socket
 
@@ -77,10 +78,11 @@ def wait_for(what: str, is_done: Callable[[], bool], *processes: Process) -> Non
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    """Returns ports below the range that outgoing connections use, so that they remain free."""
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            found.add(port)
+    return list(found)
