@@ -11,6 +11,7 @@ inverted. The program writes a report, and ends with 1 if a check failed. It req
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 import threading
@@ -240,6 +241,8 @@ def _answers(port: int) -> bool:
 
 def main(config: str, report: str) -> int:
     """Runs the demo; returns 1 if a check failed."""
+    if shutil.which("redis-server") is None:
+        raise SystemExit("the demo requires redis-server, which was not found; install Redis 7")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         demo = Demo(Path(folder), Path(config).resolve(), running)
         run_demo(demo)
