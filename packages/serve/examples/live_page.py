@@ -314,7 +314,7 @@ def _aucs(recording: Recording) -> Figure:
 
     caption = (
         "The AUC of windows is low when labels are inverted, and again when they are correct, because "
-        "the model has learned the inverted ones meanwhile. No server serves that model."
+        "the model has learned the inverted ones meanwhile. The gate withholds that model."
     )
     return _figure("AUC", caption, "AUC", recording, draw)
 
