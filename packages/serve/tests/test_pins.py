@@ -6,10 +6,12 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import sparring_packed
+from sparring.adapter import open_root
 from sparring_cli.application import main
 from sparring_serve import LookupClient
 from sparring_serve.publishing.publisher import (
@@ -65,6 +67,22 @@ def test_pins_select_the_served_version_and_are_kept(
     told = capsys.readouterr().err
     assert "does not contain the serving snapshot step-009; use one of step-001, step-004" in told
     assert "specify exactly one of the three" in told
+
+
+def test_two_publishers_remove_the_same_version(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = type(open_root(run.out))
+    remove = place.remove
+
+    def remove_twice(self: Any, name: str) -> None:
+        remove(self, name)
+        remove(self, name)
+
+    monkeypatch.setattr(place, "remove", remove_twice)
+    for _ in range(3):
+        run.save()
+        published = run.publish(keep=2)
+    assert published is not None
+    assert published.removed == ("step-001",)
 
 
 def test_nothing_is_published_while_the_gate_is_closed(run: Run) -> None:

@@ -92,6 +92,20 @@ def test_the_operator_opens_the_gate(run: Run) -> None:
     assert not run.publisher.withhold()
 
 
+def test_a_change_that_cannot_be_written_is_written_later(run: Run) -> None:
+    run.windows(60)
+    Path(run.url).write_text("not a folder")
+    run.windows(3, "inverted")
+    [told] = run.told
+    assert "writing the state of the gate failed" in told
+    assert run.publisher.withhold()
+    Path(run.url).unlink()
+    run.windows(1, "inverted")
+    assert run.publisher.withhold()
+    assert run.file().is_closed
+    assert "the gate closes" in run.told[1]
+
+
 def test_a_resumed_gate_is_still_closed(run: Run, tmp_path: Path) -> None:
     run.windows(60)
     run.windows(1, "inverted")

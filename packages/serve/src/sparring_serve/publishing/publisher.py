@@ -453,6 +453,8 @@ def _retain(out_url: str, options: PublisherOptions) -> list[str]:
     for name in removed:
         try:
             place.remove(name)
+        except FileNotFoundError:
+            pass  # The publisher of an interrupted run, which may end later, has removed it.
         except OSError as error:
             raise SnapshotIOError(
                 f"cannot remove {name} from {out_url}: {error}; check the permissions of the folder, or "

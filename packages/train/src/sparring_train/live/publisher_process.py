@@ -71,9 +71,9 @@ class PublisherThread:
         self.counters = PublishCounters()
         self._process: subprocess.Popen[str] | None = None
         self._last_problem, self._told_at = "", 0.0
-        self._changed = threading.Condition()  # guards the next three attributes
+        self._changed = threading.Condition()  # guards the next attributes
         self._pending: SavedStep | None = None
-        self._is_busy = self._is_closed = False
+        self._is_busy = self._is_closed = self._has_ended = False
         self._start()
         self._thread = threading.Thread(target=self._run, name="sparring-publisher", daemon=True)
         self._thread.start()
@@ -103,6 +103,9 @@ class PublisherThread:
             self._is_closed = True
             self._changed.notify_all()
         self._thread.join(_EXIT_SECONDS)
+        with self._changed:
+            # If the thread still runs, it must not start another process.
+            self._pending, self._has_ended = None, True
         process, self._process = self._process, None
         if process is None:
             return
@@ -150,6 +153,8 @@ class PublisherThread:
             answer = self._ask(url, saved.keep_steps)
         except (OSError, ValueError) as error:
             self._count("failed")
+            if self._has_ended:
+                return
             self._warn(
                 "ended",
                 f"publishing {url} failed, because the process that publishes has ended "
@@ -235,14 +240,17 @@ class PublisherThread:
         Raises:
             OSError: the process has ended.
         """
+        if self._has_ended:
+            raise OSError("the run has ended")
         if self._process is None:
             self._start()
         self._send({"snapshot": url, "keep_steps": keep_steps})
-        assert self._process is not None
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        line = process.stdout.readline()
         if not line:
-            raise OSError(f"exit status {self._process.wait()}")
+            raise OSError(f"exit status {process.wait()}")
         answer: Mapping[str, Any] = json.loads(line)
         return answer
 

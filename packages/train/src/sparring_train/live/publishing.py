@@ -34,6 +34,8 @@ __all__ = ["RunPublisher"]
 _SHARE = 0.5
 """Share of one core for a save that is published. With the default on few cores, each version would wait
 for seven times the processor time of its save."""
+_WAIT_SECONDS = 5.0
+"""Time for which the other ranks wait for the first one at once."""
 
 
 class RunPublisher(Closable):
@@ -59,12 +61,14 @@ class RunPublisher(Closable):
         self._config, self._snapshots = config.publish, snapshots
         self._ranks = Ranks(container.collective, container.quiesce)
         self._deadline_seconds = config.snapshots.deadline_seconds
+        self._wait_seconds = min(_WAIT_SECONDS, config.deadline_seconds / 2)
         self._tell = tell
         self._thread: PublisherThread | None = None
         self._last_time: float | None = None
         self._event_time: float | None = None
         self._published_at = -math.inf
         self._step = -1
+        self._url: str | None = None
         self._is_skipped = False
         self.withhold: Callable[[], bool] = lambda: False
         """Returns whether a due version is withheld; equal on all ranks."""
@@ -151,7 +155,8 @@ class RunPublisher(Closable):
             self._thread.counters.publications[result] += 1
 
     def _save(self, step: int, states: Callable[[], Mapping[str, State]]) -> None:
-        self._snapshots.save(step, states(), share=_SHARE)
+        url = self._snapshots.save(step, states(), share=_SHARE)
+        self._url = url or self._snapshots.last_url
         self._last_time, self._step, self._is_skipped = self._event_time, step, False
         self._published_at = time.monotonic()
         self._submit()
@@ -162,13 +167,20 @@ class RunPublisher(Closable):
         if self._thread is not None and (task is not None or url is not None):
             self._thread.submit(SavedStep(url or "", task, self._event_time, self.keep_steps))
 
-    def end(self, step: int) -> None:
+    def end(self) -> None:
         """Publishes the last snapshot of the run, and waits until it is published."""
-        if self._thread is None:
+        if self._config.url is None:
             return
-        if step != self._step and not self.withhold():
+        if self._snapshots.last_url != self._url and not self.withhold():
             self._submit()
-        if not self._thread.join(self._deadline_seconds):
+        limit = time.monotonic() + self._deadline_seconds
+        thread = self._thread
+        # The deadline of an exchange between ranks may be shorter than the publication.
+        while not self._first_ranks(
+            thread is not None and (thread.join(self._wait_seconds) or time.monotonic() >= limit)
+        ):
+            pass
+        if thread is not None and not thread.join(0):
             self._tell(
                 f"the last version is not published after {self._deadline_seconds:g} s; run: sparring "
                 f"publish {self._snapshots.last_url} --output {self._config.url}"

@@ -47,6 +47,7 @@ class RunGate:
         self._url = config.publish.url
         self._gate: QualityGate | None = None
         self._num_closings = 0
+        self._unwritten: Closing | Opening | None = None  # only on the first rank
         chosen, seconds = config.publish.gate, config.metrics.window_seconds
         if chosen is None or self._url is None or seconds is None:
             return
@@ -63,6 +64,8 @@ class RunGate:
         gate = self._gate
         if gate is None:
             return
+        if self._unwritten is not None:
+            self._write(self._unwritten)
         if gate.is_closed and self._is_opened_by_operator():
             gate.reopen()
             self._tell(
@@ -77,28 +80,39 @@ class RunGate:
             self._write(change)
 
     def _write(self, change: Closing | Opening) -> None:
-        """Writes the change and reports it, on the first rank."""
+        """Writes the change and reports it, on the first rank. If this fails, the next window tries again."""
         if not self._ranks.is_first:
             return
         from sparring_serve import close_gate, open_gate
 
+        is_repeated, self._unwritten = change is self._unwritten, change
         assert self._url is not None
         try:
             if isinstance(change, Opening):
                 open_gate(self._url, change.reason)
-                self._tell(f"the gate opens after {change.reason}")
-                return
-            pin = close_gate(self._url, change.reason, change.good_step).pin
+                message = f"the gate opens after {change.reason}"
+            else:
+                pin = close_gate(self._url, change.reason, change.good_step).pin
+                served = (
+                    f"servers return to {pin}"
+                    if pin
+                    else "there is no earlier version to return to"
+                )
+                message = f"the gate closes: {change.reason}; {served}, and versions are withheld"
         except SparringError as error:
-            self._tell(f"writing the state of the gate failed: {error}; training continues")
+            if not is_repeated:
+                self._tell(
+                    f"writing the state of the gate failed: {error}; training continues, and each "
+                    "window tries again"
+                )
             return
-        served = f"servers return to {pin}" if pin else "there is no earlier version to return to"
-        self._tell(f"the gate closes: {change.reason}; {served}, and versions are withheld")
+        self._unwritten = None
+        self._tell(message)
 
     def _is_opened_by_operator(self) -> bool:
         """Returns whether the file is open although this gate is closed; equal on all ranks."""
         is_open = False
-        if self._ranks.is_first:
+        if self._ranks.is_first and self._unwritten is None:
             import sparring_packed
 
             assert self._url is not None

@@ -211,7 +211,7 @@ class _Run:
         self.notes.end(self._step)
         if (last := self.live.end(self._step)) is not None:
             self._report.on_window(last)
-        self.publishing.end(self._step)
+        self.publishing.end()
         result = self._result()
         if is_terminated:
             self._progress.on_message(describe_sigterm(self._step, self._snapshots.last_url))

@@ -1,0 +1,92 @@
+"""The end of a run that publishes: ranks wait for the last version, and no process remains."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparring.collective.local import LocalGroup
+from sparring_train.config.sections.publish import PublishConfig
+from sparring_train.live import publisher_process, publishing
+from sparring_train.live.publisher_process import PublisherThread, SavedStep
+
+
+class Slow:
+    """A publication that takes half a second."""
+
+    def __init__(self, *_: Any) -> None:
+        self.submitted: list[SavedStep] = []
+        self._end = time.monotonic()
+
+    def submit(self, saved: SavedStep) -> None:
+        self.submitted.append(saved)
+        self._end = time.monotonic() + 0.5
+
+    def join(self, timeout: float) -> bool:
+        time.sleep(max(0.0, min(timeout, self._end - time.monotonic())))
+        return time.monotonic() >= self._end
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(60.0, 0), (0.1, 1)])
+def test_ranks_wait_longer_than_one_exchange(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, told: int
+) -> None:
+    monkeypatch.setattr(publishing, "_open_thread", Slow)
+    config: Any = SimpleNamespace(
+        publish=PublishConfig(url="served"),
+        snapshots=SimpleNamespace(deadline_seconds=seconds),
+        deadline_seconds=0.2,
+    )
+    snapshots: Any = SimpleNamespace(running=None, last_url="runs/step-1")
+    group, messages, errors = LocalGroup(2, deadline_seconds=0.2), list[str](), list[Exception]()
+    publishers = {}
+
+    def end(rank: int) -> None:
+        container: Any = SimpleNamespace(collective=group.join(rank), quiesce=lambda: None)
+        try:
+            publishers[rank] = publishing.RunPublisher(
+                container, config, snapshots, messages.append
+            )
+            publishers[rank].end()
+        except Exception as error:  # The test checks it.
+            errors.append(error)
+
+    threads = [threading.Thread(target=end, args=(rank,)) for rank in (0, 1)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert errors == []
+    assert len(messages) == told
+    [saved] = publishers[0]._thread.submitted
+    assert saved.url == "runs/step-1"
+
+
+def test_no_process_is_started_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(subprocess.Popen):  # type: ignore[type-arg]
+        started: list[Hanging] = []  # noqa: RUF012
+
+        def __init__(self, *_: Any, **options: Any) -> None:
+            code = "import time; time.sleep(60)"
+            super().__init__([sys.executable, "-c", code], **options)
+            self.started.append(self)
+
+    monkeypatch.setattr(publisher_process.subprocess, "Popen", Hanging)
+    monkeypatch.setattr(publisher_process, "_EXIT_SECONDS", 0.1)
+    told: list[str] = []
+    thread = PublisherThread(PublishConfig(url="served"), told.append)
+    for step in (1, 2):
+        thread.submit(SavedStep(f"runs/step-{step}", None, None))
+        while step == 1 and not thread.is_free:
+            time.sleep(0.01)
+    thread.close()
+    thread._thread.join(10)
+    assert not thread._thread.is_alive()
+    assert [each.poll() for each in Hanging.started] == [-9]
+    assert told == []
