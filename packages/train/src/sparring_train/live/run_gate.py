@@ -80,7 +80,8 @@ class RunGate:
             self._write(change)
 
     def _write(self, change: Closing | Opening) -> None:
-        """Writes the change and reports it, on the first rank. If this fails, the next window tries again."""
+        """Writes the change and reports it, on the first rank. After a failure, the next window tries
+        again."""
         if not self._ranks.is_first:
             return
         from sparring_serve import close_gate, open_gate

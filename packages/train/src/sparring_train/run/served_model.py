@@ -71,13 +71,15 @@ def _preprocessing(snapshot: Snapshot, manager: PluginManager) -> bytes:
     saved = snapshot.state(RUN).values
     origins = snapshot.state(ORIGINS).values if ORIGINS in snapshot.state_names(0) else None
     key = json.dumps([saved.get("data"), saved.get("model"), origins])
-    if key not in _described:
+    found = _described.get(key)
+    if found is None:
         # Parsing the configuration takes longer than converting a delta.
-        _described.clear()
         data = read_run_config(snapshot, (), manager).data
         text = json.dumps(describe_preprocessing(data), indent=1)
-        _described[key] = f"{text}\n".rjust(_LEAST_BYTES).encode()
-    return _described[key]
+        found = f"{text}\n".rjust(_LEAST_BYTES).encode()
+        _described.clear()  # Another thread may do the same.
+        _described[key] = found
+    return found
 
 
 def torch_parameters(state: State) -> dict[str, npt.NDArray[Any]]:
