@@ -20,6 +20,8 @@ from sparring_train.live.publisher_process import PublisherThread, SavedStep
 class Slow:
     """A publication that takes half a second."""
 
+    is_free = True
+
     def __init__(self, *_: Any) -> None:
         self.submitted: list[SavedStep] = []
         self._end = time.monotonic()
@@ -66,6 +68,28 @@ def test_ranks_wait_longer_than_one_exchange(
     assert len(messages) == told
     [saved] = publishers[0]._thread.submitted
     assert saved.url == "runs/step-1"
+
+
+@pytest.mark.parametrize(("newest", "expected"), [("step-1", [""]), ("step-1-2", ["", "step-1-2"])])
+def test_the_end_publishes_only_another_snapshot(
+    monkeypatch: pytest.MonkeyPatch, newest: str, expected: list[str]
+) -> None:
+    """A run that returns to its best step saves its last step a second time."""
+    monkeypatch.setattr(publishing, "_open_thread", Slow)
+    config: Any = SimpleNamespace(
+        publish=PublishConfig(url="served"),
+        snapshots=SimpleNamespace(deadline_seconds=60.0),
+        deadline_seconds=60.0,
+    )
+    snapshots: Any = SimpleNamespace(
+        running=SimpleNamespace(done=lambda: True), last_url=None, save=lambda *_, **__: "step-1"
+    )
+    container: Any = SimpleNamespace(collective=LocalGroup(1).join(0), quiesce=lambda: None)
+    publisher: Any = publishing.RunPublisher(container, config, snapshots, print)
+    publisher.after_step(1, None, dict)
+    snapshots.running, snapshots.last_url = None, newest
+    publisher.end()
+    assert [each.url for each in publisher._thread.submitted] == expected
 
 
 def test_no_process_is_started_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
