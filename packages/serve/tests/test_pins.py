@@ -67,6 +67,8 @@ def test_pins_select_the_served_version_and_are_kept(
     told = capsys.readouterr().err
     assert "does not contain the serving snapshot step-009; use one of step-001, step-004" in told
     assert "specify exactly one of the three" in told
+    assert main(["publish", "--pin", "step-001", "--output", f"{run.out}-none"]) == 2
+    assert "publish a version first" in capsys.readouterr().err
 
 
 def test_two_publishers_remove_the_same_version(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,5 +186,8 @@ def test_servers_are_notified_by_the_command(
         printed = " ".join(capsys.readouterr().err.split())
         assert f"{nobody} does not serve" in printed
         assert server.address not in printed
+    for wrong in ("9.9.9.9:1", "host"):
+        assert main([*words, "--notify", wrong]) == 2
+        assert f"client of {wrong}:" in " ".join(capsys.readouterr().err.split())
     assert main([*words, "--insecure"]) == 2
     assert "but no --notify" in " ".join(capsys.readouterr().err.split())

@@ -232,6 +232,23 @@ class ClientConfig(DocumentModel):
     token_file: Path | None = Field(None, description="File whose first line is the token.")
     insecure: bool = Field(False, description="Allows plain text to servers on other machines.")
 
+    def check_address(self, address: str, what: str) -> None:
+        """Raises unless a client with these settings may connect to an address.
+
+        Args:
+            address: The address.
+            what: What connects, beginning with the name of this section.
+
+        Raises:
+            ConfigError: It is not ``host:port``; or it is on another machine, and the connection would
+                be plain text without `insecure`.
+        """
+        try:
+            host, _ = split_address(address)
+        except ValueError as error:
+            raise ConfigError(f"{what}: the address {error}; correct it") from None
+        check_plain_text(host, is_encrypted=self.tls is not None, insecure=self.insecure, what=what)
+
 
 class ServingConfig(DocumentModel):
     """The complete file."""

@@ -303,6 +303,8 @@ def test_rows_that_one_rank_finds_are_rejected_by_all(runs: Runs) -> None:
         ("publish={url: served}", "publish.url: requires a folder for snapshots"),
         ("publish.keep=4", "publish.keep has no effect, because nothing is published"),
         ("publish={url: served, quantize: {itm: int8}}", "did you mean item"),
+        ("publish={url: served, notify: ['9.9.9.9:1']}", "set publish.client.tls, or set"),
+        ("publish={url: served, notify: [host]}", "of host: the address must be host:port"),
         ("publish={url: served, client: {insecur: true}}", "publish.client.insecur: Extra inputs"),
     ],
 )

@@ -14,7 +14,7 @@ import grpc
 
 from sparring.errors import ConfigError
 from sparring_serve.client.transport import NO_ANSWER_YET, PROBE_SECONDS, Outcome, Send
-from sparring_serve.config import ClientConfig, TlsFiles, check_plain_text, split_address
+from sparring_serve.config import ClientConfig, TlsFiles
 from sparring_serve.security import WatchedFile, read_token
 from sparring_serve.status import SHARD_MAP_METADATA
 from sparring_serve.transport_options import CHANNEL_OPTIONS
@@ -60,18 +60,7 @@ class _Connections:
 
     def _open(self, address: str) -> Any:
         config = self._config
-        try:
-            host, _ = split_address(address)
-        except ValueError as error:
-            raise ConfigError(
-                f"the address of a replica {error}; correct it in `shards` or in the targets"
-            ) from None
-        check_plain_text(
-            host,
-            is_encrypted=config.tls is not None,
-            insecure=config.insecure,
-            what=f"client of {address}",
-        )
+        config.check_address(address, f"client of {address}")
         if config.tls is None:
             return self._module.insecure_channel(address, options=CHANNEL_OPTIONS)
         return self._module.secure_channel(

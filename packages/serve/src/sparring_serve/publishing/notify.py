@@ -20,11 +20,16 @@ class Notifier:
         addresses: Addresses of the servers, ``host:port``.
         config: Connection settings. The callers need the role `admin`.
         timeout_seconds: Timeout of each call.
+
+    Raises:
+        ConfigError: `config` does not allow a connection to one of them.
     """
 
     def __init__(
         self, addresses: Sequence[str], config: ClientConfig, timeout_seconds: float
     ) -> None:
+        for each in addresses:
+            config.check_address(each, f"client of {each}")
         self._addresses, self._timeout = tuple(addresses), timeout_seconds
         self._transport = GrpcTransport(config)
 

@@ -248,9 +248,10 @@ def pin(out_url: str | os.PathLike[str], name: str) -> sparring_packed.Gate:
     existing = _existing(out_url)
     missing = [each for each in _chain(name, existing) if each not in existing]
     if missing:
+        advice = f"use one of {', '.join(existing)}" if existing else "publish a version first"
         raise InvalidArgumentError(
-            f"--pin {name}: {os.fspath(out_url)} does not contain the serving snapshot {missing[0]}; use "
-            f"one of {', '.join(existing) or 'none'}"
+            f"--pin {name}: {os.fspath(out_url)} does not contain the serving snapshot {missing[0]}; "
+            f"{advice}"
         )
     gate = replace(_read_gate(out_url), pin=name, pinned_by="operator", since=time.time())
     sparring_packed.write_gate(out_url, gate)

@@ -206,7 +206,7 @@ def _open_thread(config: PublishConfig, tell: Callable[[str], None]) -> Publishe
     from sparring_serve import ClientConfig
 
     try:
-        ClientConfig.model_validate(dict(config.client))
+        client = ClientConfig.model_validate(dict(config.client))
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         name = ".".join(["publish.client", *map(str, problem["loc"])])
@@ -214,4 +214,6 @@ def _open_thread(config: PublishConfig, tell: Callable[[str], None]) -> Publishe
             f"{name}: {problem['msg']}; use keys of the section client of the lookup service",
             setting="publish.client",
         ) from None
+    for each in config.notify:
+        client.check_address(each, f"publish.client of {each}")
     return PublisherThread(config, tell)
