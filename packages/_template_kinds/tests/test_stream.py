@@ -25,7 +25,7 @@ class WritableLines:
     def open(self) -> Any:
         # As `sparring train` opens it.
         [stream] = sparring_register_streams()
-        return stream.open(f"lines://{self._path}", stream.options())
+        return stream.open(f"jsonl://{self._path}", stream.options())
 
     def append(self, partition: str, numbers: Sequence[int]) -> None:
         with self._path.open("a") as file:
@@ -47,7 +47,7 @@ class TestLines(StreamSourceTests):
 def test_an_incomplete_line_is_read_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "clicks.jsonl"
     path.write_bytes(b"1\n2")
-    source = LinesSource(f"lines://{path}")
+    source = LinesSource(f"jsonl://{path}")
     assert source.end_offsets() == {"lines": 2}
     assert [each.value for each in source.read("lines", 0, 9, time.monotonic()).messages] == [
         b"1\n"
@@ -61,4 +61,4 @@ def test_an_incomplete_line_is_read_when_it_is_complete(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere failed: .*; create the file"):
-        LinesSource(f"lines://{tmp_path}/nowhere")
+        LinesSource(f"jsonl://{tmp_path}/nowhere")

@@ -366,7 +366,7 @@ def test_a_pinned_version_is_kept(run: Run) -> None:
     run.publish()
     with serve_here(run, pin="step-001") as server, LookupClient(server.address, LONG) as client:
         check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
-    with pytest.raises(InvalidArgumentError, match="must be the name of a folder"):
+    with pytest.raises(ValueError, match="must be the name of a folder"):
         serve_here(run, pin="../runs")
 
 

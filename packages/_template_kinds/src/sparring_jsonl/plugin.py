@@ -56,7 +56,7 @@ def sparring_register_data() -> list[DataDescriptor]:
 def sparring_register_streams() -> list[StreamDescriptor]:
     return [
         StreamDescriptor(
-            name="lines",  # the scheme of `data.url`
+            name="jsonl",  # the scheme of `data.url`
             api_version=(1, 0),
             summary="A file to which JSON lines are added.",
             open=_open_stream,

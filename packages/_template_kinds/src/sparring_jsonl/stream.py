@@ -1,4 +1,4 @@
-"""A stream: a file of JSON lines to which a program adds lines, ``lines:///folder/clicks.jsonl``."""
+"""A stream: a file of JSON lines to which a program adds lines, ``jsonl:///folder/clicks.jsonl``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LinesSource:
     """Reads complete lines. The offset of a line is the position of its first byte.
 
     Args:
-        url: `lines://` and the path of the file.
+        url: `jsonl://` and the path of the file.
     """
 
     def __init__(self, url: str) -> None:
