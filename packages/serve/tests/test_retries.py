@@ -104,7 +104,7 @@ def test_all_pulls_of_100_threads_on_a_small_server_succeed_within_their_deadlin
     server = serve(SlowTables([ITEM], ROWS), threads=1)
     seconds: list[float] = []
     errors: list[Exception] = []
-    config = ClientConfig(deadline_seconds=10)
+    config = ClientConfig(deadline_seconds=60)
     barrier = threading.Barrier(100)
 
     with LookupClient(server.address, config) as client:
@@ -126,7 +126,7 @@ def test_all_pulls_of_100_threads_on_a_small_server_succeed_within_their_deadlin
             each.join()
     assert errors == []
     assert len(seconds) == 500
-    assert max(seconds) < 10
+    assert max(seconds) < 60
 
 
 def test_all_pulls_of_100_tasks_on_a_small_server_succeed_within_their_deadline(
@@ -135,7 +135,7 @@ def test_all_pulls_of_100_tasks_on_a_small_server_succeed_within_their_deadline(
     server = serve(SlowTables([ITEM], ROWS), threads=1)
 
     async def pull_all() -> list[LookupReply]:
-        async with AsyncLookupClient(server.address, ClientConfig(deadline_seconds=10)) as client:
+        async with AsyncLookupClient(server.address, ClientConfig(deadline_seconds=60)) as client:
             return await asyncio.gather(*(client.pull({"item": IDS}) for _ in range(100)))
 
     for each in asyncio.run(pull_all()):
