@@ -61,10 +61,59 @@ def test_a_consumer_that_nats_removed_is_created_again(
     stream.append(name, range(4))
     source = stream.open()
     assert source.read(name, 1, 2, time.monotonic() + 5).next_offset == 3
-    consumer = source._wait_for(source._places[name][0].consumer_info())
+    consumer = source._wait_for(source._readers[name].subscription.consumer_info)
     stream.remove_consumer(name, consumer.name)
     assert source.read(name, 3, 2, time.monotonic() + 5).next_offset == 3
     assert source.read(name, 3, 2, time.monotonic() + 5).next_offset == 5
+    source.close()
+
+
+def test_messages_of_nats_that_a_broken_connection_loses_are_read_again(
+    new_nats_streams: Callable[..., WritableNats], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxies = pytest.importorskip("sparring_redis.testing.proxy", reason="breaks connections")
+    monkeypatch.setattr(nats, "_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(nats, "_REPLY_SECONDS", 0.5)
+    stream = new_nats_streams()
+    [name] = stream.partitions
+    stream.append(name, range(120))
+    server, _, path = stream.url.rpartition("/")
+    with proxies.FaultProxy(int(server.rpartition(":")[2])) as proxy:
+        stream.url = f"nats://127.0.0.1:{proxy.port}/{path}"
+        source = stream.open()
+        found: list[int] = []
+        offset, end = 1, time.monotonic() + 60
+        while len(found) < 120 and time.monotonic() < end:
+            # In the middle of messages that the server has sent.
+            proxy.arm(proxies.Fault(cut_reply_at=3000 if len(found) < 50 else None))
+            read = source.read(name, offset, 40, time.monotonic() + 0.3)
+            offset = read.next_offset
+            found += [number for each in read.messages for number in stream.numbers(each)]
+        source.close()
+    assert found == list(range(120))
+
+
+def test_nats_that_is_not_ready_is_asked_again(
+    new_nats_streams: Callable[..., WritableNats], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = new_nats_streams()
+    [name] = stream.partitions
+    source = stream.open()
+    from nats.js.errors import ServiceUnavailableError
+
+    original, errors = source._jetstream.stream_info, [ServiceUnavailableError()] * 2
+
+    async def stream_info(name: str) -> Any:
+        if errors:
+            raise errors.pop()
+        return await original(name)
+
+    monkeypatch.setattr(source._jetstream, "stream_info", stream_info)
+    assert source.end_offsets() == {name: 1}
+    errors.append(ServiceUnavailableError())
+    monkeypatch.setattr(nats, "_TIMEOUT_SECONDS", 0)
+    with pytest.raises(DataError, match=r"ServiceUnavailableError.*runs with JetStream"):
+        source.end_offsets()
     source.close()
 
 
