@@ -114,3 +114,27 @@ def test_no_process_is_started_after_the_end(monkeypatch: pytest.MonkeyPatch) ->
     assert not thread._thread.is_alive()
     assert [each.poll() for each in Hanging.started] == [-9]
     assert told == []
+
+
+@pytest.mark.parametrize("num_ends", [1, 2])
+def test_a_publication_is_repeated_if_its_process_ends(
+    monkeypatch: pytest.MonkeyPatch, num_ends: int
+) -> None:
+    class Ending(subprocess.Popen):  # type: ignore[type-arg]
+        count = 0
+
+        def __init__(self, *_: Any, **options: Any) -> None:
+            Ending.count += 1
+            answer = 'print(\'{"result": "unchanged"}\')' if Ending.count > num_ends else ""
+            super().__init__([sys.executable, "-c", f"input(); input(); {answer}"], **options)
+
+    monkeypatch.setattr(publisher_process.subprocess, "Popen", Ending)
+    told: list[str] = []
+    thread = PublisherThread(PublishConfig(url="served"), told.append)
+    thread.submit(SavedStep("runs/step-1", None, None))
+    assert thread.join(60)
+    thread.close()
+    assert Ending.count == 2
+    found = {name: count for name, count in thread.counters.publications.items() if count}
+    assert found == {"unchanged" if num_ends == 1 else "failed": 1}
+    assert ["has ended twice" in each for each in told] == [True] * (num_ends - 1)

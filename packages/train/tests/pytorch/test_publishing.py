@@ -141,6 +141,7 @@ def test_training_continues_if_the_publisher_ends(
     progress = Quiet()
     assert train(config, make_plugin_manager(), progress).steps == 7
     assert any(
-        "the process that publishes has ended (exit status 0)" in each for each in progress.messages
+        "the process that publishes has ended twice (exit status 0)" in each
+        for each in progress.messages
     )
     assert not [each for each in threading.enumerate() if each.name == "sparring-publisher"]

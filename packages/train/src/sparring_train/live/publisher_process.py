@@ -59,7 +59,7 @@ class SavedStep:
 class PublisherThread:
     """Publishes snapshots one after the other, in a separate process.
 
-    If the process ends, the next publication starts another.
+    If the process ends, another one repeats the publication, once.
 
     Args:
         config: the section of the configuration.
@@ -150,14 +150,19 @@ class PublisherThread:
             result = saved.task.result()
             save_seconds, url = result.seconds, result.url
         try:
-            answer = self._ask(url, saved.keep_steps)
+            try:
+                answer = self._ask(url, saved.keep_steps)
+            except (OSError, ValueError):
+                # Another process tries again, because no later version may follow.
+                self._stop_process()
+                answer = self._ask(url, saved.keep_steps)
         except (OSError, ValueError) as error:
             self._count("failed")
             if self._has_ended:
                 return
             self._warn(
                 "ended",
-                f"publishing {url} failed, because the process that publishes has ended "
+                f"publishing {url} failed, because the process that publishes has ended twice "
                 f"({error}); training continues, and the next version starts another one",
             )
             self._stop_process()
