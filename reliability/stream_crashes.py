@@ -1,11 +1,11 @@
 """Crashes of training on a stream, simulated at each operation, in one process.
 
-A run reads a stream, trains, writes snapshots, deltas and its log of cuts, and publishes versions.
-Each
-trial chooses an operation: a read of the stream, the end of a step, or a call to the disk.
-From this operation on, every operation raises `Crash`, as if the process had died. Then the run is
-resumed without faults, in a third of the trials after a second crash. Its rows, parameters and cuts must
-equal those of a run without a crash.
+A run reads a stream, trains, writes snapshots, deltas and its log of cuts, and publishes each second
+step as a version, also in this process. Each trial chooses an operation: a read of the stream, the end
+of a step, or a call to the disk. From this operation on, every operation raises `Crash`, as if the
+process had died. The published version must be readable then. The run is resumed without faults, in a
+third of the trials after a second crash. Its rows, parameters and cuts, and the rows and parameters of
+its last version, must equal those of a run without a crash.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,15 +26,28 @@ import numpy as np
 import pyarrow
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]  # no types
 
+import sparring_packed
+from reliability.published_models import check_published
 from reliability.report import Report
 from reliability.small_snapshots import scratch_folder
 from sparring import list_snapshots, make_plugin_manager, open_snapshot
+from sparring.adapter import locate
 from sparring.contracts import Options, hookimpl
 from sparring.plugins.registry import PluginSource
+from sparring_serve.publishing.model_files import ReadModel, find_model_reader
+from sparring_serve.publishing.publisher import (
+    PublisherOptions,
+    find_merge,
+    merge_layers,
+    publish_newest,
+)
 from sparring_testing.faults.faulty_disk import faulty_disk
 from sparring_train.config.reading.loader import parse_config
+from sparring_train.config.sections.publish import PublishConfig
 from sparring_train.data.stream.cut_log import read_cuts
 from sparring_train.hookspecs import StreamDescriptor
+from sparring_train.live import publishing
+from sparring_train.live.publisher_process import PublishCounters, SavedStep
 from sparring_train.run.replay import list_differences
 from sparring_train.run.result import SilentProgress
 from sparring_train.streams import StreamMessage, StreamRead
@@ -45,6 +59,8 @@ TRIALS = 3_000
 _PARTITIONS = ("a", "b")
 _MESSAGES = 24
 _ROWS = 8
+_BEGIN = 1.7e9
+"""Time of the first message in seconds since 1970."""
 
 _CONFIG = f"""
 seed: 3
@@ -53,7 +69,8 @@ data: {{kind: stream, url: "simulated://events", stop_at_end: true, max_millisec
        label: clicked, categorical: [user, item], numeric: [], batch_size: {4 * _ROWS}}}
 model: {{kind: dlrm, embedding_dim: 2, bottom_mlp: [2], top_mlp: [2]}}
 storage: {{backend: memory}}
-snapshots: {{every_steps: 2, full_every: 3, resume: true}}
+snapshots: {{every_steps: 3, full_every: 3, resume: true}}
+publish: {{every_seconds: 4, full_every: 3, keep: 2}}
 """
 
 
@@ -81,10 +98,13 @@ class _Faults:
 
 
 class _Source:
-    """A stream in memory, see `StreamSource`."""
+    """A stream in memory, see `StreamSource`. After two messages of a partition, the next read of it
+    finds nothing, so that each step reads both partitions, also after a run was resumed."""
 
     def __init__(self, faults: _Faults) -> None:
         self._faults = faults
+        self._last: tuple[str, int] | None = None
+        """Partition and end of the last read, if it found messages."""
 
     def partitions(self) -> Sequence[str]:
         return _PARTITIONS
@@ -97,10 +117,15 @@ class _Source:
 
     def read(self, partition: str, offset: int, max_events: int, deadline: float) -> StreamRead:
         self._faults.reach("read the stream")
-        end = min(offset + max(max_events, 1), _MESSAGES)
-        return StreamRead(
-            end, [StreamMessage(each, _payload(partition, each)) for each in range(offset, end)]
-        )
+        if self._last == (partition, offset):
+            self._last = None
+            return StreamRead(offset)
+        messages = [
+            StreamMessage(each, _payload(partition, each), _BEGIN + each)
+            for each in range(offset, min(offset + 2, _MESSAGES))
+        ]
+        self._last = partition, offset + len(messages)
+        return StreamRead(offset + len(messages), messages)
 
     def close(self) -> None:
         """Has nothing to release."""
@@ -128,6 +153,7 @@ class _Plugin:
         ]
 
 
+@cache
 def _payload(partition: str, offset: int) -> bytes:
     draw = np.random.default_rng([_PARTITIONS.index(partition), offset])
     users, items = draw.integers(0, 30, _ROWS), draw.integers(0, 40, _ROWS)
@@ -147,6 +173,38 @@ class _Progress(SilentProgress):
         self._faults.reach("end a step")
 
 
+class _Publisher:
+    """Publishes in this process, like `PublisherThread`, before the next step."""
+
+    is_free = True
+
+    def __init__(self, config: PublishConfig, faults: _Faults, read_model: ReadModel) -> None:
+        self._config, self._faults, self._read_model = config, faults, read_model
+        self.counters = PublishCounters()
+
+    def submit(self, saved: SavedStep) -> None:
+        url = saved.url if saved.task is None else saved.task.result().url
+        chosen = self._config
+        options = PublisherOptions(
+            chosen.quantize,
+            full_every=chosen.full_every,
+            keep=chosen.keep,
+            merges_separately=True,
+        )
+        assert chosen.url is not None
+        self._faults.reach("publish")
+        publish_newest(url, chosen.url, options, None, self._read_model)
+        self._faults.reach("answer of the publisher")
+        if (name := find_merge(chosen.url, options)) is not None:
+            merge_layers(locate(url)[0].url, chosen.url, name, self._read_model)
+
+    def join(self, timeout: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Has nothing to release."""
+
+
 class _World:
     """The trials of one folder."""
 
@@ -157,6 +215,7 @@ class _World:
         self._manager.load(
             PluginSource("simulated", "sparring-simulated", "1", lambda: self._plugin)
         )
+        self._read_model = find_model_reader(self._manager)
         whole = self.train(folder / "whole", None)
         self.num_operations = len(whole.names)
         self.places: dict[str, list[int]] = {}
@@ -168,17 +227,23 @@ class _World:
     def train(self, folder: Path, crash_at: int | None) -> _Faults:
         """Runs or resumes a training, until its end or a crash."""
         faults = self._plugin.faults = _Faults(crash_at)
-        overrides = [f"snapshots.url={folder / 'snapshots'}"]
+        overrides = [f"snapshots.url={folder / 'snapshots'}", f"publish.url={folder / 'served'}"]
         config = parse_config(_CONFIG, overrides, plugin_manager=self._manager)
         from sparring_train.pytorch.trainer import train
 
-        with _faulty(faults):
+        def make_publisher(config: PublishConfig, _: object) -> _Publisher:
+            return _Publisher(config, faults, self._read_model)
+
+        with _faulty(faults), mock.patch.object(publishing, "_open_thread", make_publisher):
             try:
                 train(config, self._manager, _Progress(faults))
             except BaseException:
                 # A crash can also arrive as the cause of another error, from a thread.
                 if faults.crashed_at is None:
                     raise
+        if any((folder / "served").glob("step-*")):
+            # Its files are whole after a crash, too.
+            sparring_packed.open(folder / "served", verify="all").close()
         return faults
 
     def check(self, folder: Path) -> None:
@@ -194,6 +259,7 @@ class _World:
             for each in (url, expected)
         )
         assert found == right, "other cuts"
+        check_published(folder / "served", newest)
 
 
 @contextmanager
@@ -217,8 +283,13 @@ def _faulty(faults: _Faults) -> Iterator[None]:
         yield
 
 
-def run(trials: int) -> Report:
-    """Crashes at each kind of operation in turn."""
+def run(trials: int, first: int = 0) -> Report:
+    """Crashes at each kind of operation in turn.
+
+    Args:
+        trials: number of trials.
+        first: number of the first trial, which determines where it crashes.
+    """
     counts: Counter[str] = Counter()
     failures: list[str] = []
     logging.disable(logging.CRITICAL)
@@ -229,7 +300,7 @@ def run(trials: int) -> Report:
             counts["kinds of operations"] = len(world.places)
             counts["operations of a run"] = world.num_operations
             names = sorted(world.places)
-            for trial in range(trials):
+            for trial in range(first, first + trials):
                 draw = random.Random(trial)
                 folder = scratch / f"trial-{trial}"
                 at = draw.choice(world.places[names[trial % len(names)]])

@@ -1,26 +1,30 @@
-"""Kills ranks that train a stream, and breaks their connections to the broker.
+"""Kills the processes of a model that learns from a stream, and breaks connections to the broker.
 
-In each life, one or two ranks train all events of a stream of Redis or Kafka, with snapshots, deltas and
-published versions. Meanwhile a rank is killed (SIGKILL), the connections to the broker break, or Redis is
-killed and started again. The ranks then start again and resume, until the stream ends. The result must
-be bit-equal to a training on files with the same events, steps and ranks, the recorded cuts must contain
-each event exactly once, and the last published version must contain the rows and parameters of the last
-snapshot.
+In each life, one or two ranks train all events of a stream of Redis, Kafka or NATS, with snapshots,
+deltas and published versions, which two servers return to a client. Meanwhile a rank, the publisher or
+a server is killed (SIGKILL), the connections to the broker break, or the broker is killed and started
+again. Ranks that ended start again and resume, until the stream ends. The result must be bit-equal to a
+training on files with the same events, steps and ranks, the recorded cuts must contain each event
+exactly once, and the last published version must contain the rows and parameters of the last snapshot.
+Each reply must have the rows and parameters that the training on files had after the step of the
+version of the reply.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import io
+import json
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -29,10 +33,11 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
-import sparring_packed
+from reliability.published_models import check_published
 from reliability.report import Report
 from reliability.small_snapshots import scratch_folder
 from reliability.stream_brokers import Broker, brokers
+from reliability.stream_servers import Servers, array_hashes, rows_hash
 from sparring import list_snapshots, open_snapshot, scan_rows
 from sparring_redis.testing.server import free_port
 from sparring_testing.processes.rank_launchers import gloo_environment
@@ -46,10 +51,14 @@ TRIALS = 100
 _NUM_EVENTS = 9_600
 _STEP = 64
 _MESSAGE = 16
+_STEP_SECONDS = 0.05
+"""Pause after each step, so that servers start while events are trained."""
+_ENDS_RANKS = {"rank", "connection", "broker"}
+"""Faults after which the ranks may end with an error."""
 _LONGEST_LIFE = 60
 """Maximum number of starts until a stream must have ended."""
-_START_SECONDS = 60.0
-_END_SECONDS = 60.0
+_START_SECONDS = 120.0
+_END_SECONDS = 120.0
 
 _CONFIG = f"""
 seed: 3
@@ -86,10 +95,15 @@ def run(trials: int) -> Report:
                     done += life.run(wanted - done)
                     life.check()
                     counts["events compared"] += _NUM_EVENTS
+                    counts["replies compared"] += life.servers.replies.total()
                 except AssertionError as error:
                     failures.append(f"{name}, ranks: {num_ranks}, life in {life.folder}: {error}")
+                finally:
+                    life.close()
                 for fault, count in life.faults.items():
                     counts[f"{fault}, {name}, ranks: {num_ranks}"] += count
+                for error, count in life.servers.errors.items():
+                    counts[f"calls with {error}"] += count
                 counts["starts"] += life.num_starts
                 counts["streams trained to their end"] += 1
     for reason in reasons:
@@ -117,7 +131,7 @@ class _Events:
                 "clicked": (users + items + draw.integers(0, 9, _NUM_EVENTS)) % 2,
             }
         )
-        self._expected: dict[int, str] = {}
+        self._expected: dict[int, _Expected] = {}
         self._numbers = iter(range(10**6))
 
     def new_folder(self) -> Path:
@@ -128,8 +142,8 @@ class _Events:
         size = _NUM_EVENTS // num
         return [self.table.slice(at * size, size) for at in range(num)]
 
-    def expected(self, num_ranks: int) -> str:
-        """Returns the last snapshot of a training on files."""
+    def expected(self, num_ranks: int) -> _Expected:
+        """Returns the states of a training on files."""
         if num_ranks not in self._expected:
             share = _STEP // num_ranks
             parts = self.parts(num_ranks)
@@ -147,11 +161,44 @@ class _Events:
                 "data.split={column: use}",
                 "data.shuffle=false",
                 f"snapshots.url={path / 'snapshots'}",
+                "snapshots.every_steps=1",
+                "snapshots.keep=1000",
             ]
             job = _Job(self, overrides, num_ranks, path)
             assert job.wait() == [0] * num_ranks, job.errors()
-            self._expected[num_ranks] = list_snapshots(str(path / "snapshots"))[-1]
+            self._expected[num_ranks] = _Expected(str(path / "snapshots"))
         return self._expected[num_ranks]
+
+
+class _Expected:
+    """States of a training without faults, after each step."""
+
+    def __init__(self, url: str) -> None:
+        snapshots = [open_snapshot(each) for each in list_snapshots(url)]
+        self.last = snapshots[-1]
+        self._states = {}
+        """Step → `rows_hash` and `array_hashes`."""
+        for each in snapshots:
+            keys, rows = {}, {}
+            for name, table in each.tables.items():
+                chunks = list(scan_rows(each, name))
+                keys[name] = np.concatenate([chunk.keys for chunk in chunks])
+                rows[name] = np.concatenate([chunk.rows for chunk in chunks])[:, : table.dim]
+            arrays = array_hashes(each.state("torch").arrays)
+            self._states[each.step] = rows_hash(keys, rows), arrays
+        self.keys = keys
+        """Table → all its keys."""
+
+    def check(self, servers: Servers) -> None:
+        """Raises AssertionError if a reply differs from the state after its step."""
+        assert not servers.mixed, servers.mixed[0]
+        assert servers.replies, f"no replies, errors: {servers.errors}"
+        for step, rows, arrays in servers.replies:
+            expected_rows, expected_arrays = self._states[step]
+            assert rows == expected_rows, f"a reply with step {step} has rows of another step"
+            assert arrays, f"a reply with step {step} has no parameters"
+            other = f"a reply with step {step} has parameters of another step"
+            assert arrays <= expected_arrays, other
 
 
 class _Life:
@@ -170,6 +217,9 @@ class _Life:
             for part in events.parts(num_ranks)
         ]
         self.partitions, url = broker.write(payloads)
+        served = self.folder / "served"
+        self._expected = events.expected(num_ranks)
+        self.servers = Servers(self.folder, served, self._expected.keys)
         self._overrides = [
             "data.kind=stream",
             f"data.url={url}",
@@ -179,8 +229,9 @@ class _Life:
             "snapshots.every_steps=5",
             "snapshots.full_every=4",
             "snapshots.resume=true",
-            f"publish.url={self.folder / 'served'}",
+            f"publish.url={served}",
             "publish.every_seconds=0.1",
+            f"publish.notify={json.dumps(self.servers.addresses)}",
         ]
 
     def run(self, most: int) -> int:
@@ -188,36 +239,48 @@ class _Life:
         while self.num_starts < _LONGEST_LIFE:
             self.num_starts += 1
             job = _Job(self._events, self._overrides, self._num_ranks, self.folder)
-            kind = None
-            if sum(self.faults.values()) < most:
-                kind = self._inject(job)
+            injected = self._inject(job, most)
             codes = job.wait()
             if codes == [0] * self._num_ranks:
-                return sum(self.faults.values())
-            assert kind is not None, f"ended with {codes} without a fault: {job.errors()}"
+                return self.faults.total()
+            assert injected & _ENDS_RANKS, f"ended with {codes} after {injected}: {job.errors()}"
         raise AssertionError(f"has not ended after {self.num_starts} starts")
 
-    def _inject(self, job: _Job) -> str | None:
+    def _inject(self, job: _Job, most: int) -> set[str]:
+        """Injects faults until a rank ends, and returns their kinds."""
         job.wait_for_first_step()
-        time.sleep(self._draw.uniform(0, 0.6))
-        if job.has_ended:
-            return None
-        kinds = ["kill", "kill", "kill", "connection", *self._broker.faults]
-        kind = self._draw.choice(kinds)
-        if kind == "kill":
-            job.kill(self._draw.randrange(self._num_ranks))
-        elif kind == "connection":
-            self._broker.break_connections(self._draw)
-        else:
-            self._broker.restart(self._draw)
-        self.faults[kind] += 1
-        return kind
+        kinds = ["rank", "publisher", "publisher", "server", "server", "connection"]
+        kinds += ["broker"] * len(self._broker.faults)
+        injected: set[str] = set()
+        while self.faults.total() < most and "rank" not in injected:
+            time.sleep(self._draw.uniform(0.05, 0.8))
+            if job.has_ended:
+                break
+            kind = self._draw.choice(kinds)
+            if kind == "rank":
+                job.kill(self._draw.randrange(self._num_ranks))
+            elif kind == "publisher":
+                if not job.kill_publisher():
+                    continue
+            elif kind == "server":
+                if not self.servers.kill_one(self._draw):
+                    continue
+            elif kind == "connection":
+                self._broker.break_connections(self._draw)
+            else:
+                self._broker.restart(self._draw)
+            self.faults[kind] += 1
+            injected.add(kind)
+        return injected
+
+    def close(self) -> None:
+        self.servers.close()
 
     def check(self) -> None:
         """Raises AssertionError if an event was lost or applied twice."""
         url = str(self.folder / "snapshots")
         found = open_snapshot(list_snapshots(url)[-1])
-        expected = open_snapshot(self._events.expected(self._num_ranks))
+        expected = self._expected.last
         differences = [
             each for each in list_differences(expected, found) if each != "state origins"
         ]
@@ -228,22 +291,13 @@ class _Life:
         for name in self.partitions:
             ranges = [each for cut in cuts for each in cut.ranges if each.partition == name]
             ends = [each.end for each in ranges]
-            assert [each.begin for each in ranges] == [0, *ends[:-1]], f"{name} has gaps"
+            begins = [self._broker.first_offset, *ends[:-1]]
+            assert [each.begin for each in ranges] == begins, f"{name} has gaps"
             count = sum(each.num_events for each in ranges)
             assert count == _NUM_EVENTS // self._num_ranks, f"{name} has {count} events"
-        with sparring_packed.open(self.folder / "served", verify="all") as served:
-            assert served.version.step == found.step, f"published {served.version}"
-            for table in found.tables:
-                for chunk in scan_rows(found, table):
-                    rows = chunk.rows[:, : found.tables[table].dim]
-                    assert (served.lookup(table, chunk.keys) == rows).all(), (
-                        f"other rows of {table}"
-                    )
-            arrays, _ = sparring_packed.decode_parameters(served.read_model("parameters").content)
-        assert arrays, "no parameters were published"
-        saved = found.state("torch").arrays.values()
-        for name, array in arrays.items():
-            assert any(np.array_equal(array, each) for each in saved), f"other parameter {name}"
+        check_published(self.folder / "served", found)
+        assert self.servers.wait_for_step(found.step), "no reply with the last version"
+        self._expected.check(self.servers)
 
 
 class _Job:
@@ -278,6 +332,16 @@ class _Job:
     def kill(self, rank: int) -> None:
         self._ranks[rank].kill()
 
+    def kill_publisher(self) -> bool:
+        """Kills the process that publishes, and returns whether there was one."""
+        for children in Path(f"/proc/{self._ranks[0].pid}/task").glob("*/children"):
+            with suppress(OSError):
+                for child in map(int, children.read_text().split()):
+                    if b"sparring_serve.publishing.process" in _command_line(child):
+                        os.kill(child, signal.SIGKILL)
+                        return True
+        return False
+
     def wait(self) -> list[int | None]:
         """Returns the exit codes, and kills ranks that do not end."""
         end = time.monotonic() + _END_SECONDS
@@ -297,8 +361,12 @@ class _Job:
         return "\n".join(text[-6000:] for text in texts)
 
 
+def _command_line(process: int) -> bytes:
+    return Path(f"/proc/{process}/cmdline").read_bytes()
+
+
 class _Starting:
-    """Progress that reports the first step."""
+    """Progress that reports the first step, and pauses after each one."""
 
     def __init__(self, started: Any) -> None:
         from sparring_train.run.result import SilentProgress
@@ -313,6 +381,7 @@ class _Starting:
         if self._is_first:
             self._is_first = False
             self._started.release()
+        time.sleep(_STEP_SECONDS)
 
 
 def _train_rank(
