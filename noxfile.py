@@ -14,7 +14,7 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sessions import measurements, releases, sanitizers  # noqa: F401
+from sessions import engines, measurements, releases, sanitizers  # noqa: F401
 from sessions.environments import (
     CXX_TESTS,
     FAMILY,
@@ -369,7 +369,7 @@ def requirements(package: str) -> list[str]:
         *project["dependencies"],
         *(each for name in extras if name not in GPU_EXTRAS for each in extras[name]),
     ]
-    untyped = ("sparring", "tensorflow", "jax", "optax")
+    untyped = ("sparring", "tensorflow", "jax", "optax", "ray")
     return [each for each in listed if not each.startswith(untyped)]
 
 

@@ -44,6 +44,7 @@ FAMILY = (
     "framework-tf",
     "framework-jax",
     "train",
+    "engine-ray",
 )
 
 # Complete third-party plugins to start from.

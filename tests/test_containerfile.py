@@ -18,7 +18,14 @@ def test_packages_of_the_image_equal_this_checkout() -> None:
     # TensorFlow and JAX have separate images; the kits and templates are for developers.
     # The image has no mpiexec, because pods start their ranks with torchrun.
     templates = {"_template", "_template_collective", "_template_kinds"}
-    without = {"framework-tf", "framework-jax", "collective-mpi", "testing", *templates}
+    without = {
+        "framework-tf",
+        "framework-jax",
+        "collective-mpi",
+        "engine-ray",
+        "testing",
+        *templates,
+    }
     assert {"core", *named.split()} == packages - without
 
 

@@ -34,6 +34,7 @@ from sparring_plan.planning.planner import (
 )
 from sparring_plan.report.ranks import RankSummary, summarize_ranks
 from sparring_plan.sheet_command import simulate
+from sparring_plan.slurm_command import slurm
 
 __all__ = ["add_plan"]
 
@@ -354,6 +355,10 @@ _COMMANDS: dict[Callable[..., None], tuple[str, ...]] = {
         "--output job.yaml",
         "sparring plan kubernetes served/films --image registry.example/sparring:1 --shards 4 "
         "--replicas 2",
+    ),
+    slurm: (
+        "sparring plan slurm run.yaml --nodes 2 --ranks 4 --output job.sbatch",
+        "sparring plan slurm run.yaml snapshots.url=runs/films --option=--time=12:00:00",
     ),
     calibrate: (
         "sparring plan calibrate --output calibration.yaml",

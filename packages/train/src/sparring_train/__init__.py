@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from sparring_train.config.reading.loader import load_config, parse_config
     from sparring_train.config.reading.printer import config_as_yaml
     from sparring_train.config.run import CollectiveConfig, RendezvousConfig, RunConfig
+    from sparring_train.config.sections.columns import ColumnSettings
     from sparring_train.config.sections.kinds import DataSection, ModelSection, Ranking
     from sparring_train.data.dataset import Dataset, LabelRange, OpenRequest
+    from sparring_train.data.table.decode import Decoder, RawRows
     from sparring_train.data.table.strings import find_strings
     from sparring_train.hookspecs import (
         DataDescriptor,
@@ -38,9 +40,11 @@ __all__ = [
     "CollectiveConfig",
     "Column",
     "ColumnBatch",
+    "ColumnSettings",
     "DataDescriptor",
     "DataSection",
     "Dataset",
+    "Decoder",
     "Feature",
     "JoinStore",
     "JoinStoreDescriptor",
@@ -52,6 +56,7 @@ __all__ = [
     "OffsetGoneError",
     "OpenRequest",
     "Ranking",
+    "RawRows",
     "RendezvousConfig",
     "RunConfig",
     "Schema",
@@ -73,9 +78,11 @@ _HOMES = {
     "CollectiveConfig": "config.run",
     "Column": "columns",
     "ColumnBatch": "columns",
+    "ColumnSettings": "config.sections.columns",
     "DataDescriptor": "hookspecs",
     "DataSection": "config.sections.kinds",
     "Dataset": "data.dataset",
+    "Decoder": "data.table.decode",
     "Feature": "columns",
     "JoinStore": "join_stores",
     "JoinStoreDescriptor": "hookspecs",
@@ -87,6 +94,7 @@ _HOMES = {
     "OffsetGoneError": "streams",
     "OpenRequest": "data.dataset",
     "Ranking": "config.sections.kinds",
+    "RawRows": "data.table.decode",
     "RendezvousConfig": "config.run",
     "RunConfig": "config.run",
     "Schema": "columns",

@@ -10,10 +10,10 @@ from pathlib import Path
 from string import Template
 
 from sparring.errors import InvalidArgumentError
-from sparring_cli import read_document
 from sparring_plan.kubernetes.options import ResourceOptions, format_quantity, format_yaml_block
 from sparring_plan.planning.inputs import Topology
 from sparring_plan.planning.plan import Plan
+from sparring_plan.resumable_run import check_saves
 
 __all__ = ["make_training_resources"]
 
@@ -56,7 +56,7 @@ def make_training_resources(
         ConfigError: The run saves no snapshots, so that a pod that ends would lose its rows.
         InvalidArgumentError: The ConfigMap would be larger than Kubernetes allows.
     """
-    _check_saves(run, overrides)
+    check_saves(run, overrides)
     text = run.read_text(encoding="utf-8-sig")
     if len(text.encode()) + len(plan.to_yaml().encode()) > _MAX_CONFIG_BYTES:
         raise InvalidArgumentError(
@@ -92,16 +92,3 @@ def make_training_resources(
         run=format_yaml_block(text),
         plan=format_yaml_block(plan.to_yaml()),
     )
-
-
-def _check_saves(run: Path, overrides: Sequence[str]) -> None:
-    document = read_document(run)
-    for each in overrides:
-        document.override(each)
-    snapshots = document.value.get("snapshots")
-    if not isinstance(snapshots, dict) or snapshots.get("url") is None:
-        document.raise_problem(
-            ("snapshots", "url"),
-            "recreated pods load their rows from snapshots, but the run saves none; add "
-            "snapshots.url=runs/NAME, on the volume or in an object store",
-        )

@@ -110,6 +110,9 @@ class BarProgress:
     def on_message(self, message: str) -> None:
         self._console.print(Text(message), soft_wrap=True)
 
+    def on_snapshot(self, step: int, url: str) -> None:
+        """Does nothing, because a run may save often."""
+
     def on_end(self) -> None:
         self._bar.stop()
 
@@ -147,6 +150,9 @@ class LineProgress:
 
     def on_message(self, message: str) -> None:
         self._console.print(Text(message), soft_wrap=True)
+
+    def on_snapshot(self, step: int, url: str) -> None:
+        """Does nothing, because a run may save often."""
 
     def on_end(self) -> None:
         """Does nothing, because each line is already complete."""

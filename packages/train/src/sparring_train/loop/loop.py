@@ -36,7 +36,7 @@ from sparring_train.run.change_notes import RunNotes
 from sparring_train.run.job_plan import load_run_plan
 from sparring_train.run.logs import log_output
 from sparring_train.run.ranks import Ranks
-from sparring_train.run.result import Progress, SilentProgress, TrainResult
+from sparring_train.run.result import OtherRankProgress, Progress, TrainResult
 from sparring_train.run.same_run import ORIGINS, check_same_origins
 from sparring_train.run.snapshots import RunSnapshots
 from sparring_train.run.termination import describe_sigterm, note_sigterm
@@ -100,7 +100,7 @@ def run_training(
         configure_pool(config.threads, sharing=job.membership.local_world_size)
         source, trainer = make(container)
         if job.membership.rank > 0:
-            progress = SilentProgress()
+            progress = OtherRankProgress(progress)
         with closing(source):
             run = _Run(config, source, trainer, progress, plugin_manager)
             is_one_host = job.membership.local_world_size == job.collective.world_size
@@ -151,7 +151,12 @@ class _Run:
         self._validated_step = -1
         self._validation: dict[str, float] = {}
         self._kept: BestStepSnapshots | None = None
-        self._snapshots = RunSnapshots(self._container, config, self._progress.on_message)
+        self._snapshots = RunSnapshots(
+            self._container,
+            config,
+            self._progress.on_message,
+            on_saved=self._progress.on_snapshot,
+        )
         tell = self._progress.on_message
         self.notes = RunNotes(self._container, config, plugin_manager, tell)
         self.live = LiveEvaluation(config, self._ranks, tell)

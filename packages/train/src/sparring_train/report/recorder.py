@@ -140,5 +140,8 @@ class RecordingProgress:
     def on_message(self, message: str) -> None:
         self._inner.on_message(message)
 
+    def on_snapshot(self, step: int, url: str) -> None:
+        self._inner.on_snapshot(step, url)
+
     def on_end(self) -> None:
         self._inner.on_end()

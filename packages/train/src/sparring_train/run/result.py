@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["Progress", "SilentProgress", "TrainResult"]
+__all__ = ["OtherRankProgress", "Progress", "SilentProgress", "TrainResult"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class TrainResult:
 
 
 class Progress(Protocol):
-    """Receives the progress of a training. Calls come from one thread, in the order of steps."""
+    """Receives the progress of a training. Calls come from one thread, in the order of steps. Only the
+    first rank makes them, except for `on_snapshot`."""
 
     def on_start(self, total_steps: int | None) -> None:
         """Called when training starts; `total_steps` is None if it is unknown."""
@@ -74,6 +75,12 @@ class Progress(Protocol):
     def on_message(self, message: str) -> None:
         """Called with a one-line message for the user."""
 
+    def on_snapshot(self, step: int, url: str) -> None:
+        """Called on every rank when a snapshot of this run is committed, in the same order on all ranks.
+
+        Ranks may call it after different steps, so a method that waits for other ranks would block.
+        """
+
     def on_end(self) -> None:
         """Called when training has ended, also after an error."""
 
@@ -89,4 +96,16 @@ class SilentProgress:
 
     def on_message(self, message: str) -> None: ...
 
+    def on_snapshot(self, step: int, url: str) -> None: ...
+
     def on_end(self) -> None: ...
+
+
+class OtherRankProgress(SilentProgress):
+    """The `Progress` of a rank other than the first: forwards only the calls of `on_snapshot`."""
+
+    def __init__(self, inner: Progress) -> None:
+        self._inner = inner
+
+    def on_snapshot(self, step: int, url: str) -> None:
+        self._inner.on_snapshot(step, url)

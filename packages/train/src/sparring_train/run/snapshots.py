@@ -50,15 +50,21 @@ class RunSnapshots:
         container: container of the tables.
         config: configuration of the run.
         tell: reports a one-line message to the user.
+        on_saved: called with the step and the URL of each snapshot that is committed.
     """
 
     def __init__(
-        self, container: StepContainer, config: RunConfig, tell: Callable[[str], None]
+        self,
+        container: StepContainer,
+        config: RunConfig,
+        tell: Callable[[str], None],
+        on_saved: Callable[[int, str], None] = lambda _step, _url: None,
     ) -> None:
         self._container = container
         self._config = config
         self._chosen = config.snapshots
         self._tell = tell
+        self._on_saved = on_saved
         self._last_save = time.monotonic()
         self._since_full = 0
         self._saved_step = -1
@@ -174,6 +180,7 @@ class RunSnapshots:
         self.last_url = self._previous = saved.url
         if saved.url in self._pinned:
             self._pinned = [saved.url]
+        self._on_saved(saved.step, saved.url)
 
     def pin(self, url: str) -> None:
         """Keeps a snapshot of this run until another pinned one has been committed."""

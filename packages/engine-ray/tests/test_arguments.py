@@ -1,0 +1,68 @@
+"""Wrong arguments are rejected before Ray starts, also without Ray."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
+
+import sparring_ray
+from sparring.errors import ConfigError, DataError, InvalidArgumentError, PluginError, SparringError
+from sparring_ray.dataset import RayDataset
+from sparring_train import OpenRequest
+
+CONFIG = "{data: {kind: synthetic_criteo}, model: {kind: dlrm}, snapshots: {url: saved}}"
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "overrides", "error", "message"),
+    [
+        (0, {}, InvalidArgumentError, "num_workers: found 0"),
+        ((3, 2), {}, InvalidArgumentError, "num_workers: found (3, 2)"),
+        (1, {"snapshots.url": None, "snapshots.resume": False}, ConfigError, "snapshots"),
+        (1, {"training.epoch": 2}, ConfigError, "epoch"),
+        (1, {"framework": "tensorflow"}, ConfigError, "expected torch"),
+    ],
+)
+def test_wrong_arguments_are_rejected(
+    num_workers: Any,
+    overrides: dict[str, Any],
+    error: type[SparringError],
+    message: str,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(CONFIG)
+    with pytest.raises(error) as raised:
+        sparring_ray.train(path, num_workers, **overrides)
+    assert message in str(raised.value)
+
+
+def test_a_missing_ray_is_reported_with_the_command_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray.train", None)
+    path = tmp_path / "run.yaml"
+    path.write_text(CONFIG)
+    with pytest.raises(PluginError, match=r"pip install \"sparring\[ray\]\""):
+        sparring_ray.train(path)
+
+
+def test_datasets_are_only_found_by_workers() -> None:
+    pytest.importorskip("ray", reason="ray is not installed; see nox -s engines")
+    section = sparring_ray.RayData(kind="ray", categorical=("user",))
+    with pytest.raises(DataError, match=r"call sparring_ray\.train"):
+        RayDataset(section, OpenRequest(seed=1, label=None))
+
+
+def test_listing_kinds_of_data_does_not_import_ray() -> None:
+    program = (
+        "import sys, sparring_ray.plugin as plugin; plugin.sparring_register_data(); "
+        "sys.exit('ray' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

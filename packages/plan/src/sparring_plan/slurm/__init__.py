@@ -1,0 +1,1 @@
+"""Generates batch scripts for Slurm."""
