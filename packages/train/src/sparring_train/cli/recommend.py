@@ -24,8 +24,10 @@ from sparring_train.cli.neighbors import Best, print_best
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.run import RunConfig
 from sparring_train.data.table.hexadecimal import parse_hexadecimal
-from sparring_train.recommend.item_index import IndexOption
+from sparring_train.recommend.all_users import RecommendationOptions, open_recommendations
+from sparring_train.recommend.item_index import IndexOption, chooses_faiss
 from sparring_train.recommend.names_of_ids import names_of_ids
+from sparring_train.recommend.part_commands import PartsOption, write_parts
 from sparring_train.recommend.recommendations import (
     Given,
     RecommendationResult,
@@ -49,6 +51,8 @@ def add_recommend(application: typer.Typer) -> None:
         examples=[
             "sparring recommend runs/films --user 42",
             "sparring recommend runs/films --user ann -k 5 --new --json",
+            "sparring recommend runs/films --all-users --output best -k 100 --new",
+            "sparring recommend runs/films --users users.parquet --output s3://bucket/best --parts 0/16",
         ],
     )
 
@@ -86,28 +90,115 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
         bool, typer.Option("--new", help="Exclude the user's items in the training data.")
     ] = False,
     index: IndexOption = "auto",
+    all_users: Annotated[
+        bool,
+        typer.Option(
+            "--all-users", help="Write the best items of all users of the run to --output."
+        ),
+    ] = False,
+    users: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the best items of the users in Parquet files, one row per user with the features "
+            "that the model needs.",
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Folder or URL for Parquet parts. The same command resumes at the first missing part.",
+        ),
+    ] = None,
+    exclude: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Parquet files of users and items to exclude, with --output."
+        ),
+    ] = None,
+    items: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Parquet files of the items that may be recommended, with --output.",
+        ),
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Condition on a column of --items: COLUMN=VALUE, or !=, <, <=, > or >=. Repeatable.",
+        ),
+    ] = None,
+    factory: Annotated[
+        str,
+        typer.Option(
+            help="Index of Faiss for --index faiss with --output: Flat compares all items, HNSW32 a part."
+        ),
+    ] = "Flat",
+    part_users: Annotated[
+        int, typer.Option(help="Number of users per part of --output.", min=1)
+    ] = 16_384,
+    parts: PartsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the best items for a user. All items that have a row are scored.
 
     If the model has further features, the training data are read: items and the user get the values of
     their last row. An id without a row reads as its initial value.
+
+    With --all-users or --users, the results are written to --output in parts with a manifest.
     """
     found = open_newest_snapshot(snapshot)
     manager = get_command_context(context).plugin_manager
+    is_single = not all_users and users is None
+    if is_single == (output is not None) or (all_users and users is not None):
+        raise InvalidArgumentError(
+            "expected --output together with either --all-users or --users FILE, or none of them; fix "
+            "the options"
+        )
+    if output is not None:
+        if user is not None or given:
+            raise InvalidArgumentError(
+                f"{'--user' if user is not None else '--with'} is an option for one user, but --output "
+                "is for all users; remove it"
+            )
+        options = RecommendationOptions(
+            users=users,
+            k=k,
+            item=item,
+            user=user_feature,
+            exclude_trained=new,
+            exclude=exclude,
+            items=items,
+            where=tuple(where or ()),
+            factory=factory if index == "faiss" and chooses_faiss(index) else None,
+            part_rows=part_users,
+        )
+        with open_recommendations(
+            found, output, options, overrides=overrides or [], plugin_manager=manager
+        ) as job:
+            recall = None if options.factory is None else job.measure_recall()
+            write_parts(job, job.output, "users", parts, as_json=as_json, recall=recall)
+        return
+    if exclude is not None or items is not None or where:
+        raise InvalidArgumentError(
+            "--exclude, --items and --where are options for all users; add --all-users and --output"
+        )
     with open_run(found, overrides or [], manager, in_order=True) as (config, model):
         sides = find_sides(config, item, user_feature, needs_user=user is not None)
         asked, without_row = _given(found, config, sides, user, given or [])
-        items = read_keys(found, _table(config, sides.item))
+        keys = read_keys(found, _table(config, sides.item))
         if new:
             if sides.user is None or user is None:
                 raise InvalidArgumentError(
                     "--new excludes the items of a user, but no user was given; add --user"
                 )
-            items = np.setdiff1d(
-                items, read_seen_items(model, sides, int(asked.ids[sides.user][0]))
-            )
-        best = compute_recommendations(model, config, sides, asked, items, k, index)
+            keys = np.setdiff1d(keys, read_seen_items(model, sides, int(asked.ids[sides.user][0])))
+        best = compute_recommendations(model, config, sides, asked, keys, k, index)
         names = names_of_ids(found, config, _table(config, sides.item), best.keys)
     scores = best.scores.tolist()
     if as_json:

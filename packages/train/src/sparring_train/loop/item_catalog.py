@@ -19,10 +19,11 @@ class ItemCatalog:
 
     Args:
         names: features of an item. The first one is its id, of which each example has exactly one.
+        longest: a list feature in `names`. Examples with a longer list are preferred to later ones.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
+    def __init__(self, names: Sequence[str], *, longest: str | None = None) -> None:
+        self._names, self._longest = names, longest
         self._items: ColumnBatch | None = None
         self._pending: list[ColumnBatch] = []
 
@@ -51,8 +52,13 @@ class ItemCatalog:
         known = [] if self._items is None else [self._items]
         joined = ColumnBatch.joined([*known, *self._pending])
         ids = joined.ids[self._names[0]].ids
-        _, from_end = np.unique(ids[::-1], return_index=True)
-        self._items, self._pending = joined.take(len(ids) - 1 - from_end), []
+        if self._longest is None:
+            _, from_end = np.unique(ids[::-1], return_index=True)
+            last = len(ids) - 1 - from_end
+        else:
+            order = np.lexsort((joined.ids[self._longest].counts, ids))
+            last = order[np.append(ids[order[1:]] != ids[order[:-1]], True)[: len(ids)]]
+        self._items, self._pending = joined.take(last), []
 
 
 def with_features(items: ColumnBatch, schema: Schema) -> Mapping[str, Column]:

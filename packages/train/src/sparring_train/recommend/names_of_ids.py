@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from sparring import Snapshot
 from sparring_train.config.run import RunConfig
 
-__all__ = ["names_of_ids"]
+__all__ = ["name_values", "names_of_ids"]
 
 
 def names_of_ids(
@@ -36,3 +38,17 @@ def names_of_ids(
                 name if each is None else each for name, each in zip(names, found, strict=True)
             ]
     return names
+
+
+def name_values(
+    snapshot: Snapshot, config: RunConfig, table: str, ids: npt.NDArray[np.int64]
+) -> Any:
+    """Returns the result of `names_of_ids` as an Arrow array: of strings if any id has a string,
+    otherwise of the integers in the data."""
+    import pyarrow
+
+    names = names_of_ids(snapshot, config, table, ids)
+    if any(isinstance(each, str) for each in names):
+        return pyarrow.array(list(map(str, names)), pyarrow.string())
+    is_unsigned = any(each > 2**63 - 1 for each in names if isinstance(each, int))
+    return pyarrow.array(names, pyarrow.uint64() if is_unsigned else pyarrow.int64())

@@ -24,6 +24,7 @@ __all__ = [
     "Sides",
     "compute_recommendations",
     "read_seen_items",
+    "find_needed_columns",
     "find_sides",
 ]
 
@@ -152,7 +153,7 @@ def compute_recommendations(
         return _best_of_pairs(model, config, sides, given, items, k)
     uses_faiss = chooses_faiss(index)
     ranking = cast(Any, config.model).ranking(schema)
-    used = _find_needed_columns(model, config)
+    used = find_needed_columns(model, config)
     of_user = [each for each in used if each not in (*ranking.item, sides.user)]
     others = [each for each in of_user if each not in given.ids]
     user = _one_id(given, sides.user)
@@ -194,7 +195,7 @@ def compute_recommendations(
     return replace(best, empty=empty, num_unknown=len(items) - len(keys))
 
 
-def _find_needed_columns(model: OpenedModel, config: RunConfig) -> tuple[str, ...]:
+def find_needed_columns(model: OpenedModel, config: RunConfig) -> tuple[str, ...]:
     """Returns the features that the model looks up, and the numbers that it reads."""
     schema, tables = config.data.columns, model.source.container.tables
     features = [each.name for each in schema.features if each.table_name in tables]
@@ -233,7 +234,7 @@ def _best_of_pairs(
     model: OpenedModel, config: RunConfig, sides: Sides, given: Given, items: Ids, k: int
 ) -> RecommendationResult:
     """Returns the best items by predictions, with columns of user and items from the training rows."""
-    schema, used = config.data.columns, _find_needed_columns(model, config)
+    schema, used = config.data.columns, find_needed_columns(model, config)
     asked = {sides.item, sides.user, *given.ids, *given.numbers}
     of_items = _one_each(schema, sides.item, items)
     if others := [name for name in used if name not in asked]:

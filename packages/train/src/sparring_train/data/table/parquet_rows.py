@@ -75,6 +75,11 @@ class ParquetRows:
                 f"found no row in {len(files)} files, the first is {files[0].name}; choose other files"
             )
 
+    @property
+    def file_rows(self) -> list[int]:
+        """Number of rows of each file, in order."""
+        return [footer.num_rows for footer in self._footers]
+
     def name_of(self, group: RowGroup) -> str:
         """Returns the name of the file of a row group."""
         return self._files[group.file].name

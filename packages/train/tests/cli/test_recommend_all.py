@@ -1,0 +1,192 @@
+"""`sparring recommend --output`: parts of recommendations for all users."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
+pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
+
+from sparring_cli.application import main
+
+BASE = """
+seed: 1
+threads: 1
+data: {kind: table, path: log.parquet, batch_size: 64, categorical: [user_id, item_id, brand, group],
+       required: [user_id, item_id], dictionary: true}
+storage: {backend: memory}
+optimizer: {sparse: {name: adagrad, lr: 0.3}, dense: {name: adam, lr: 0.01}}
+training: {epochs: 2}
+"""
+MODELS = {
+    "towers": [
+        "model={kind: two_towers, embedding_dim: 8, user: [user_id, group], item: [item_id, brand]}"
+    ],
+    "plain": ["model={kind: two_towers, embedding_dim: 8, user: [user_id], item: [item_id]}"],
+    "sequence": [
+        "model={kind: sequence, embedding_dim: 8, item: item_id, user: user_id}",
+        "data.history={of: item_id, by: user_id, length: 20}",
+        "data.time=at",
+        "data.split={leave_one_out: user_id}",
+    ],
+}
+NUM_USERS, NUM_ITEMS, K = 23, 40, 6
+
+
+@pytest.fixture(scope="module")
+def log() -> pyarrow.Table:
+    random = np.random.default_rng(5)
+    users, items = random.integers(0, (NUM_USERS, NUM_ITEMS), (600, 2)).T
+    return pyarrow.table(
+        {
+            "user_id": [f"user {each}" for each in users],
+            "item_id": items * 3,
+            "brand": [f"b{each % 3}" for each in items],
+            "group": [f"g{each % 4}" for each in users],
+            "at": np.arange(600),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, log: pyarrow.Table) -> Iterator[Path]:
+    made = tmp_path_factory.mktemp("all")
+    parquet.write_table(log, made / "log.parquet")
+    (made / "run.yaml").write_text(BASE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made)
+        for name, overrides in MODELS.items():
+            assert main(["train", "run.yaml", *overrides, f"snapshots.url={name}"]) == 0
+        yield made
+
+
+@pytest.fixture
+def ask(folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command. Returns its JSON, or its error."""
+    assert folder.is_dir()
+
+    def run(*arguments: object) -> Any:
+        capsys.readouterr()
+        code = main([*map(str, arguments), "--json"])
+        told = capsys.readouterr()
+        return json.loads(told.out) if code == 0 else " ".join(told.err.split())
+
+    return run
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {each.name: each.read_bytes() for each in folder.iterdir()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_row_equals_the_command_for_one_user(
+    name: str, ask: Any, tmp_path: Path, log: pyarrow.Table
+) -> None:
+    told = ask("recommend", name, "--all-users", "-o", tmp_path / "o", "-k", K, "--new")
+    assert (told["users"], told["is_complete"]) == (NUM_USERS, True)
+    rows = parquet.read_table(tmp_path / "o").to_pylist()
+    assert sorted(row["user_id"] for row in rows) == sorted(set(log["user_id"].to_pylist()))
+    for row in rows[:4]:
+        options = ["--user", row["user_id"], "-k", K, "--new", "--index", "exact"]
+        items = ask("recommend", name, *options)["items"]
+        assert row["item_id"] == [each["item"] for each in items]
+        assert row["score"] == pytest.approx([each["score"] for each in items], rel=1e-4, abs=1e-6)
+
+
+def test_parts_of_workers_and_restarts_have_the_same_bytes(
+    ask: Any, tmp_path: Path, folder: Path
+) -> None:
+    users = pyarrow.table(
+        {
+            "group": [f"g{each % 4}" for each in range(NUM_USERS)],
+            "user_id": [f"user {each}" for each in range(NUM_USERS)],
+        }
+    )
+    (folder / "users").mkdir(exist_ok=True)
+    parquet.write_table(users.slice(0, 9), folder / "users/0.parquet", row_group_size=4)
+    parquet.write_table(users.slice(9), folder / "users/1.parquet", row_group_size=3)
+    asked = ["recommend", "towers", "--users", "users", "-k", K, "--part-users", 4]
+    assert ask(*asked, "-o", tmp_path / "whole")["parts"] == 6
+    whole = contents(tmp_path / "whole")
+    assert sum(name.startswith("part-") for name in whole) == 6
+    manifest = json.loads(whole["_manifest.json"])
+    for entry in manifest["parts"]:
+        assert entry["name"] == f"part-{entry['name'][5:11]}-{entry['xxh3_128']}.parquet"
+        assert entry["bytes"] == len(whole[entry["name"]])
+    table = parquet.read_table(tmp_path / "whole")
+    assert table["user_id"].to_pylist() == users["user_id"].to_pylist()
+    shares = ["1/3", "0/3", "2/3"]
+    told = [ask(*asked, "-o", tmp_path / "shared", "--parts", share) for share in shares]
+    assert [each["is_complete"] for each in told] == [False, False, True]
+    assert contents(tmp_path / "shared") == whole
+    # A part is missing, one is damaged, and a process died while it wrote.
+    first, second, *_ = sorted(name for name in whole if name.startswith("part-"))
+    (tmp_path / "whole" / first).unlink()
+    (tmp_path / "whole" / second).write_bytes(whole[second][:-1] + b"?")
+    assert ask(*asked, "-o", tmp_path / "whole")["computed"] == 2
+    assert contents(tmp_path / "whole") == whole
+    refused = ask(*asked, "-o", tmp_path / "whole", "-k", K + 1)
+    assert f"contains parts of another result: k: {K} there, {K + 1} here" in refused
+
+
+def test_items_are_filtered_and_interactions_excluded(
+    ask: Any, tmp_path: Path, folder: Path
+) -> None:
+    price = np.arange(NUM_ITEMS) * 1.5
+    items = pyarrow.table(
+        {"item_id": np.arange(NUM_ITEMS) * 3, "price": price, "is_new": price > 30}
+    )
+    parquet.write_table(items, folder / "items.parquet")
+    pairs = pyarrow.table({"user_id": ["user 1", "user 1"], "item_id": [6, 9]})
+    parquet.write_table(pairs, folder / "pairs.parquet")
+    asked = ["recommend", "plain", "--all-users", "--items", "items.parquet"]
+    ask(
+        *asked, "-k", 50, "-o", tmp_path / "o", "--exclude", "pairs.parquet", "--where", "price<= 9"
+    )
+    for row in parquet.read_table(tmp_path / "o").to_pylist():
+        allowed = {0, 3, 6, 9, 12, 15, 18} - ({6, 9} if row["user_id"] == "user 1" else set())
+        assert set(row["item_id"]) == allowed
+    for condition, message in (
+        ("price=cheap", "comparing column 'price' of type double with 'cheap' failed"),
+        ("price", "expected COLUMN=VALUE"),
+        ("color=red", "column 'color' is missing"),
+        ("price>999", "no item is left"),
+    ):
+        assert message in ask(*asked, "-o", tmp_path / "x", "--where", condition)
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_index_of_faiss_reports_its_recall(ask: Any, tmp_path: Path) -> None:
+    pytest.importorskip("faiss", reason="pip install faiss-cpu")
+    asked = ["recommend", "plain", "--all-users", "-k", K]
+    told = ask(*asked, "-o", tmp_path / "o", "--index", "faiss", "--factory", "HNSW32")
+    assert 0.9 < told["recall"] <= 1
+
+
+def test_errors_say_how_to_fix_the_command(ask: Any, tmp_path: Path, folder: Path) -> None:
+    bad = {
+        "no_group": {"user_id": ["user 1"]},
+        "numbers": {"user_id": [1], "group": ["g1"]},
+        "no_user": {"user_id": ["user 1", None], "group": ["g1", "g2"]},
+    }
+    for name, columns in bad.items():
+        parquet.write_table(pyarrow.table(columns), folder / f"{name}.parquet")
+    for name, message in (
+        ("no_group", "column 'group' is missing, found user_id"),
+        ("numbers", "column 'user_id': found whole numbers, expected strings"),
+        ("no_user", "row 2, column 'user_id': found None, expected an id"),
+    ):
+        refused = ask("recommend", "towers", "--users", f"{name}.parquet", "-o", tmp_path / name)
+        assert message in refused, refused
+    assert "expected --output together with" in ask("recommend", "plain", "--all-users")
+    asked = ["recommend", "plain", "--all-users", "-o", tmp_path / "o"]
+    assert "--parts: found '3/2'" in ask(*asked, "--parts", "3/2")
+    assert "--user is an option for one user" in ask(*asked, "--user", "user 1")
