@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -32,6 +33,7 @@ from sparring_serve.client.circuit_breaker import CIRCUIT_SECONDS, CircuitBreake
 from sparring_serve.client.replicas import pauses
 from sparring_serve.client.transport import PROBE_SECONDS
 from sparring_serve.testing import MemoryTables
+from sparring_testing.processes.deadlines import check_with_deadlines
 
 from .front_ends import Folder
 from .proxies import Proxy
@@ -102,31 +104,17 @@ def test_all_pulls_of_100_threads_on_a_small_server_succeed_within_their_deadlin
     serve: Serve,
 ) -> None:
     server = serve(SlowTables([ITEM], ROWS), threads=1)
-    seconds: list[float] = []
-    errors: list[Exception] = []
-    config = ClientConfig(deadline_seconds=60)
     barrier = threading.Barrier(100)
 
-    with LookupClient(server.address, config) as client:
+    with LookupClient(server.address, ClientConfig(deadline_seconds=60)) as client:
 
-        def pull_some() -> None:
+        def pull_some(_: int) -> None:
             barrier.wait()
-            try:
-                for _ in range(5):
-                    begin = time.monotonic()
-                    check(client.pull({"item": IDS}))
-                    seconds.append(time.monotonic() - begin)
-            except Exception as error:
-                errors.append(error)
+            for _ in range(2):
+                check(client.pull({"item": IDS}))
 
-        threads = [threading.Thread(target=pull_some) for _ in range(100)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-    assert errors == []
-    assert len(seconds) == 500
-    assert max(seconds) < 60
+        with ThreadPoolExecutor(100) as threads:
+            list(threads.map(pull_some, range(100)))
 
 
 def test_all_pulls_of_100_tasks_on_a_small_server_succeed_within_their_deadline(
@@ -153,25 +141,31 @@ def test_overloaded_servers_are_not_reported_as_wrong_addresses(serve: Serve) ->
 
     server = serve(StuckTables([ITEM], ROWS), threads=1, max_bytes_in_flight=1 << 16)
     large = np.arange(4000)
-    holders = []
-    with LookupClient(server.address, ClientConfig(deadline_seconds=10)) as client:
+    holders: list[threading.Thread] = []
+    messages: list[str] = []
+    with LookupClient(server.address, ClientConfig(deadline_seconds=60)) as client:
         client.describe()
         try:
             # One call occupies the thread; others fill the queue of the server.
             for _ in range(40):
                 holders.append(threading.Thread(target=client.pull, args=({"item": large},)))
                 holders[-1].start()
-            assert entered.wait(10)
+            assert entered.wait(60)
             time.sleep(0.3)
-            begin = time.monotonic()
-            with pytest.raises(ReplicasFailedError) as caught:
-                client.pull({"item": IDS}, deadline_seconds=0.5)
-            assert 0.3 < time.monotonic() - begin < 2
+
+            def check(deadline: float) -> None:
+                begin = time.monotonic()
+                with pytest.raises(ReplicasFailedError) as caught:
+                    client.pull({"item": IDS}, deadline_seconds=deadline)
+                assert time.monotonic() - begin > 0.6 * deadline
+                messages.append(str(caught.value))
+
+            check_with_deadlines(check, (0.5, 5.0))
         finally:
             leave.set()
             for each in holders:
                 each.join()
-    message = str(caught.value)
+    message = messages[-1]
     assert "RESOURCE_EXHAUSTED" in message
     assert "server.threads" in message
     assert "client.deadline_seconds" in message
@@ -199,7 +193,7 @@ def test_a_pull_of_asyncio_whose_connection_is_reset_is_repeated(
     before = proxy(serve())
 
     async def pull_twice() -> None:
-        async with AsyncLookupClient(before.address, ClientConfig(deadline_seconds=10)) as client:
+        async with AsyncLookupClient(before.address, ClientConfig(deadline_seconds=60)) as client:
             check(await client.pull({"item": IDS}))
             before.reset_answers(1)
             check(await client.pull({"item": IDS}))
@@ -221,10 +215,10 @@ def test_a_push_whose_answer_is_lost_with_its_connection_is_applied_once(
         before = proxy(server)
         with ParameterClient(before.address) as client:
             ones = np.ones((len(IDS), 4), np.float32)
-            client.push({"item": (IDS, ones)}, wait="applied", deadline_seconds=20)
+            client.push({"item": (IDS, ones)}, wait="applied", deadline_seconds=60)
             before.reset_answers(2)
-            pushed = client.push({"item": (IDS, ones)}, wait="applied", deadline_seconds=20)
-            rows = client.pull({"item": IDS}, deadline_seconds=20).rows["item"]
+            pushed = client.push({"item": (IDS, ones)}, wait="applied", deadline_seconds=60)
+            rows = client.pull({"item": IDS}, deadline_seconds=60).rows["item"]
     assert before.num_connections == 3
     assert pushed.was_known == (0,)
     assert pushed.step == (2,)
@@ -261,7 +255,7 @@ def test_a_hung_shard_costs_one_deadline_and_is_retried_every_100_ms(
     with LookupClient(
         hung.map, ClientConfig(deadline_seconds=deadline, on_failure="flag")
     ) as client:
-        check(client.pull({"item": IDS}, deadline_seconds=10))
+        check(client.pull({"item": IDS}, deadline_seconds=60))
         hung.proxy.hang()
 
         def timed() -> float:
@@ -298,7 +292,7 @@ def test_a_hung_shard_raises_soon_with_asyncio_too(
     async def pull_often() -> list[float]:
         config = ClientConfig(deadline_seconds=1.0)
         async with AsyncLookupClient(hung.map, config) as client:
-            check(await client.pull({"item": IDS}, deadline_seconds=10))
+            check(await client.pull({"item": IDS}, deadline_seconds=60))
             hung.proxy.hang()
             seconds = []
             for _ in range(200):
@@ -331,11 +325,11 @@ def test_a_circuit_closes_for_answers_that_come_later_than_a_caller_waits(
     config = ClientConfig(deadline_seconds=1.0, on_failure="flag")
 
     def is_over(answer: LookupReply, begin: float) -> bool:
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 60
         return answer.is_complete
 
     with LookupClient(hung.map, config) as client:
-        check(client.pull({"item": IDS}, deadline_seconds=10))
+        check(client.pull({"item": IDS}, deadline_seconds=60))
         hung.proxy.hang()
         assert not client.pull({"item": IDS}).is_complete
         hung.tables.delay = 4 * PROBE_SECONDS
@@ -346,7 +340,7 @@ def test_a_circuit_closes_for_answers_that_come_later_than_a_caller_waits(
 
     async def pull_until_over() -> None:
         async with AsyncLookupClient(hung.map, config) as client:
-            check(await client.pull({"item": IDS}, deadline_seconds=10))
+            check(await client.pull({"item": IDS}, deadline_seconds=60))
             hung.proxy.hang()
             assert not (await client.pull({"item": IDS})).is_complete
             hung.proxy.resume()

@@ -28,11 +28,14 @@ from sparring_serve.testing import MemoryTables, RawConnection, framed_message
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import SERVICE, PullRequest, TableIds
 from sparring_serve.wire.open_inference import HEALTH, INFERENCE
+from sparring_testing.processes.deadlines import check_with_deadlines
 
 from .conftest import KINDS, NATIVE, Serve
 from .front_ends import FrontEnd, NativeFrontEnd, PythonFrontEnd, call, read_metrics
 
-LONG = ClientConfig(deadline_seconds=20)
+LONG = ClientConfig(deadline_seconds=60)
+# Limit of waits for a reply, which a free machine sends within milliseconds.
+PATIENCE = 60
 PULL = framed_message(encode(PullRequest((TableIds("item", bytes(8)),))))
 UNAUTHENTICATED, CANCELLED, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, OK = 16, 1, 3, 8, 0
 
@@ -71,11 +74,11 @@ def connect() -> Iterator[Callable[[FrontEnd], RawConnection]]:
         yield lambda server: opened.enter_context(RawConnection(server.address))
 
 
-def is_healthy(server: FrontEnd, timeout: float = 10) -> bool:
+def is_healthy(server: FrontEnd, timeout: float = PATIENCE) -> bool:
     return call(server.address, f"{HEALTH}/Check", timeout=timeout)[3] == b"\x08\x01"
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float = 10) -> None:
+def wait_until(is_so: Callable[[], bool], seconds: float = PATIENCE) -> None:
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end
@@ -107,7 +110,7 @@ def test_silent_calls_without_a_token_are_rejected_at_once(
     methods = ("Pull", "Describe", "Push", "Save", "Refresh")
     streams = [connection.begin(f"/{SERVICE}/{methods[each % 5]}") for each in range(40)]
     streams.append(connection.begin(f"/{INFERENCE}/ModelInfer"))
-    assert [connection.status(each, 10) for each in streams] == [UNAUTHENTICATED] * 41
+    assert [connection.status(each, PATIENCE) for each in streams] == [UNAUTHENTICATED] * 41
     assert read_metrics(server)['rejected_total{reason="token"}'] == 41
 
 
@@ -118,31 +121,35 @@ def test_silent_calls_without_a_deadline_are_rejected_at_once(
     connection = connect(serve(threads=1))
     changes = ("Push", "Flush", "Save", "Load") if kind == "parameters" else ("Scan", "Refresh")
     streams = [connection.begin(f"/{SERVICE}/{name}") for name in ("Pull", *changes)]
-    assert {connection.status(each, 10) for each in streams} == {INVALID_ARGUMENT}
+    assert {connection.status(each, PATIENCE) for each in streams} == {INVALID_ARGUMENT}
 
 
 @KINDS_AND_LEARNING
 def test_a_silent_call_occupies_a_thread_until_its_deadline_and_no_health_probe(
     serve: Serve, connect: Any, kind: str
 ) -> None:
-    server = serve(threads=2)
-    connection = connect(server)
-    begin = time.monotonic()
-    silent = [connection.begin(f"/{SERVICE}/Pull", timeout="1500m") for _ in range(2)]
-    half_sent = [connection.begin(f"/{SERVICE}/Pull", timeout="1500m") for _ in range(2)]
-    for each in half_sent:
-        connection.send(each, PULL[:-3])
-    time.sleep(0.1)  # until they have arrived
-    assert is_healthy(server, timeout=1.2)
-    assert time.monotonic() - begin < 1.4
-    with LookupClient(server.address, LONG) as client:
-        client.pull({"item": [0]})
-    # In the native server, they occupy no thread.
-    assert (time.monotonic() - begin < 1) if kind == "native" else (time.monotonic() - begin > 1)
-    assert time.monotonic() - begin < 8
-    cancelled = 'pulls_total{code="CANCELLED",table=""}'
-    wait_until(lambda: read_metrics(server).get(cancelled, 0) >= 2)
-    assert silent
+    def check(deadline: float) -> None:
+        server = serve(threads=2)
+        connection = connect(server)
+        begin = time.monotonic()
+        timeout = f"{round(deadline * 1000)}m"
+        silent = [connection.begin(f"/{SERVICE}/Pull", timeout=timeout) for _ in range(2)]
+        half_sent = [connection.begin(f"/{SERVICE}/Pull", timeout=timeout) for _ in range(2)]
+        for each in half_sent:
+            connection.send(each, PULL[:-3])
+        time.sleep(0.1)  # until they have arrived
+        assert is_healthy(server, timeout=0.8 * deadline)
+        assert time.monotonic() - begin < 0.9 * deadline
+        with LookupClient(server.address, LONG) as client:
+            client.pull({"item": [0]})
+        # In the native server, they occupy no thread.
+        has_waited = time.monotonic() - begin > 0.67 * deadline
+        assert has_waited is (kind != "native")
+        cancelled = 'pulls_total{code="CANCELLED",table=""}'
+        wait_until(lambda: read_metrics(server).get(cancelled, 0) >= 2)
+        assert silent
+
+    check_with_deadlines(check, (1.5, 9.0))
 
 
 @pytest.mark.parametrize(
@@ -162,8 +169,8 @@ def test_a_silent_call_of_a_method_that_needs_no_deadline_is_ended(
     connection = connect(server)
     begin = time.monotonic()
     stream = connection.begin(path)
-    assert connection.status(stream, 10) == CANCELLED
-    assert seconds - 0.1 < time.monotonic() - begin < seconds + 5
+    assert connection.status(stream, PATIENCE) == CANCELLED
+    assert time.monotonic() - begin > seconds - 0.1
     assert is_healthy(server)
 
 
@@ -173,7 +180,7 @@ def test_a_call_that_ends_before_its_message_has_arrived_is_cancelled(
     connection = connect(serve())
     half = connection.begin(f"/{SERVICE}/Pull", timeout="300m")
     connection.send(half, PULL[:-3])
-    assert connection.status(half, 10) in (None, CANCELLED, 4)
+    assert connection.status(half, PATIENCE) in (None, CANCELLED, 4)
 
 
 def test_methods_that_need_no_deadline_answer_calls_without_one(serve: Serve) -> None:
@@ -186,7 +193,7 @@ def test_methods_that_need_no_deadline_answer_calls_without_one(serve: Serve) ->
 def test_a_call_without_a_message_is_named(serve: Serve, connect: Any) -> None:
     connection = connect(serve())
     stream = connection.begin(f"/{SERVICE}/Pull", timeout="5S", is_last=True)
-    assert connection.status(stream, 10) == INVALID_ARGUMENT
+    assert connection.status(stream, PATIENCE) == INVALID_ARGUMENT
 
 
 def test_a_slow_message_is_answered(serve: Serve, connect: Any) -> None:
@@ -195,30 +202,28 @@ def test_a_slow_message_is_answered(serve: Serve, connect: Any) -> None:
     for position in range(len(PULL)):
         connection.send(stream, PULL[position : position + 1], is_last=position == len(PULL) - 1)
         time.sleep(0.02)
-    assert connection.status(stream, 10) == OK
+    assert connection.status(stream, PATIENCE) == OK
 
 
 def test_cancelled_silent_calls_free_their_threads(serve: Serve, connect: Any) -> None:
-    server = serve(threads=1)
+    server = serve(threads=1, max_deadline_seconds=120)
     connection = connect(server)
     for _ in range(20):
-        connection.cancel(connection.begin(f"/{SERVICE}/Pull", timeout="9S"))
+        connection.cancel(connection.begin(f"/{SERVICE}/Pull", timeout="90S"))
     gone = RawConnection(server.address)
-    gone.begin(f"/{SERVICE}/Pull", timeout="9S")
+    gone.begin(f"/{SERVICE}/Pull", timeout="90S")
     gone.close()
-    begin = time.monotonic()
     with LookupClient(server.address, LONG) as client:
         client.pull({"item": [0]})
-    assert time.monotonic() - begin < 5
 
 
 def test_a_busy_server_rejects_calls_and_stays_healthy(serve: Serve, connect: Any) -> None:
-    server = serve(threads=1)
+    server = serve(threads=1, max_deadline_seconds=120)
     connection = connect(server)
-    streams = [connection.begin(f"/{SERVICE}/Pull", timeout="3S") for _ in range(18)]
-    assert connection.status(streams[-1], 2) == RESOURCE_EXHAUSTED
-    assert is_healthy(server, timeout=2)
-    code, message, _, _ = call(server.address, f"{SERVICE}/Pull", PullRequest(), timeout=2)
+    streams = [connection.begin(f"/{SERVICE}/Pull", timeout="90S") for _ in range(18)]
+    assert connection.status(streams[-1], PATIENCE) == RESOURCE_EXHAUSTED
+    assert is_healthy(server)
+    code, message, _, _ = call(server.address, f"{SERVICE}/Pull", PullRequest(), timeout=PATIENCE)
     assert code == "RESOURCE_EXHAUSTED"
     assert "16 calls (16 per thread of server.threads)" in message
     counted = read_metrics(server)
@@ -230,11 +235,9 @@ def test_silent_probes_do_not_stop_a_server(serve: Serve, connect: Any) -> None:
     server = serve()
     connection = connect(server)
     streams = [connection.begin(f"/{HEALTH}/Check") for _ in range(100)]
-    begin = time.monotonic()
     with LookupClient(server.address, LONG) as client:
         client.pull({"item": [0]})
-    assert time.monotonic() - begin < 3
-    statuses = [connection.status(each, 10) for each in streams]
+    statuses = [connection.status(each, PATIENCE) for each in streams]
     assert statuses.count(CANCELLED) >= 32  # in a batch; others find the lane full
     assert set(statuses) == {CANCELLED, RESOURCE_EXHAUSTED}
     assert is_healthy(server)
@@ -269,7 +272,7 @@ def test_silent_streams_of_reflection_are_ended(
     with LookupClient(server.address, LONG) as client:
         client.pull({"item": [0]})
     assert is_healthy(server)
-    assert [connection.status(each, 10) for each in streams] == [CANCELLED] * 4
+    assert [connection.status(each, PATIENCE) for each in streams] == [CANCELLED] * 4
 
 
 def test_the_wait_for_a_thread_counts_as_time_of_a_pull(
@@ -281,7 +284,7 @@ def test_the_wait_for_a_thread_counts_as_time_of_a_pull(
 
     def slow(*arguments: Any) -> Any:
         entered.set()
-        assert go_on.wait(20)
+        assert go_on.wait(PATIENCE)
         return lookup(*arguments)
 
     tables.lookup = slow  # type: ignore[method-assign]
@@ -294,11 +297,11 @@ def test_the_wait_for_a_thread_counts_as_time_of_a_pull(
         ]
         return family.samples[0].value
 
-    with LookupClient(server.address, ClientConfig(deadline_seconds=9)) as client:
+    with LookupClient(server.address, LONG) as client:
         client.describe()
         first = threading.Thread(target=client.pull, args=({"item": [0]},))
         first.start()
-        assert entered.wait(20)
+        assert entered.wait(PATIENCE)
         tables.lookup = lookup  # type: ignore[method-assign]
         second = threading.Thread(target=client.pull, args=({"item": [0]},))
         second.start()
