@@ -49,8 +49,11 @@ nox.options.default_venv_backend = "virtualenv"
 # Environments are kept between runs; packages are rebuilt incrementally in each.
 nox.options.reuse_existing_virtualenvs = True
 
-# Python compiles a module at its first import, and most installed modules are never imported.
-os.environ.setdefault("PIP_NO_COMPILE", "1")
+# Python compiles a module at its first import and keeps the result for later processes. pip does not need
+# to compile all installed modules, because most are never imported. PIP_NO_COMPILE=1 would compile them:
+# pip sets an option to the value of its variable.
+os.environ.setdefault("PIP_COMPILE", "0")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Lightning, for tests of the PyTorch adapter: 8 MB, without the HTTP client that it requires.
 LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml", "tqdm")
