@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,38 @@ def test_versions_with_other_parameters_are_rejected(exported: Exported, tmp_pat
         assert torch.equal(program(*inputs)[0], changed)
     with load_program(exported.bundle, served) as program:
         assert not torch.equal(program(*inputs)[0], changed)  # parameters of the export
+
+
+def test_a_run_reads_the_version_that_it_holds_after_a_refresh(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refreshes the program between the beginning of a run and its first lookup."""
+    functions = load_library().functions
+    hold_version, inputs = functions.hold_version, batch_of(7, 7)
+    with load_program(exported.bundle, exported.served) as program:
+        before, old = program(*inputs), program.version
+
+        @contextmanager
+        def hold_and_refresh(handle: str) -> Iterator[int]:
+            with hold_version(handle) as held:
+                parameters = [each.data.tobytes() for each in functions.parameters(held)]
+                exported.train_and_publish()
+                assert program.refresh()
+                assert [each.data.tobytes() for each in functions.parameters(held)] == parameters
+                yield held
+            with pytest.raises(ProgramError, match="no run holds version number"):
+                functions.parameters(held)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(functions, "hold_version", hold_and_refresh)
+            during = program(*inputs)
+        assert program.version != old
+        for first, found, newer, expected in zip(
+            before, during, program(*inputs), exported.answers(inputs), strict=True
+        ):
+            assert torch.equal(found, first)
+            assert not torch.equal(found, newer)
+            assert torch.equal(newer, expected)
 
 
 def test_runs_read_one_version_while_versions_change(exported: Exported) -> None:
