@@ -39,6 +39,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("parameter_kills", 1),
         pytest.param("parameter_kills", 3, marks=pytest.mark.long),
         ("gate_alarms", 2000),
+        pytest.param("mixed_versions", 2000, marks=pytest.mark.long),
         ("stream_crashes", 4),
         pytest.param("stream_crashes", 300, marks=pytest.mark.long),
         pytest.param("stream_kills", 12, marks=pytest.mark.long),

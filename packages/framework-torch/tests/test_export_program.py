@@ -276,9 +276,8 @@ def test_a_run_reads_the_version_that_it_holds_after_a_refresh(
             patch.setattr(functions, "hold_version", hold_and_refresh)
             during = program(*inputs)
         assert program.version != old
-        for first, found, newer, expected in zip(
-            before, during, program(*inputs), exported.answers(inputs), strict=True
-        ):
+        outputs = (before, during, program(*inputs), exported.answers(inputs))
+        for first, found, newer, expected in zip(*outputs, strict=True):
             assert torch.equal(found, first)
             assert not torch.equal(found, newer)
             assert torch.equal(newer, expected)

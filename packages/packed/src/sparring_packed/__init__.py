@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
     from sparring_packed.top_k_search import TopK, TopKSearch, top_k
     from sparring_packed.warm_up import WarmUp, WarmUpResult
-    from sparring_packed.writer import WriteOptions, WriteResult, write
+    from sparring_packed.writer import ComputedTable, WriteOptions, WriteResult, write
 
 _HOMES = {
     "sparring_packed.faiss_index": "FaissIndex",
@@ -55,10 +55,11 @@ _HOMES = {
     "sparring_packed.tables": "PackedTable PackedTables PackedVersion PullResult open",
     "sparring_packed.top_k_search": "TopK TopKSearch top_k",
     "sparring_packed.warm_up": "WarmUp WarmUpResult",
-    "sparring_packed.writer": "WriteOptions WriteResult write",
+    "sparring_packed.writer": "ComputedTable WriteOptions WriteResult write",
 }
 
 __all__ = [
+    "ComputedTable",
     "FaissIndex",
     "Gate",
     "ModelFile",

@@ -45,7 +45,7 @@ from sparring_packed.manifest import (
     read_manifest,
 )
 
-__all__ = ["WriteOptions", "WriteResult", "write"]
+__all__ = ["ComputedTable", "WriteOptions", "WriteResult", "write"]
 
 _NUM_PARTITIONS = 4096
 _SEALING_THREADS = 8
@@ -62,6 +62,36 @@ _MODEL_FILES = {"parameters": "parameters.safetensors", "preprocessing": "prepro
 
 
 @dataclass(frozen=True, slots=True)
+class ComputedTable:
+    """A table that is computed from a training snapshot, such as the vectors of all items.
+
+    Args:
+        source: table of the snapshot with the same keys. A delta erases the keys that it erases.
+        keys: ``(n,)`` int64, all keys, also for a delta.
+        rows: ``(n, dim)`` float32. A key without a row reads as zeros.
+
+    Examples:
+        >>> import numpy as np
+        >>> from sparring_packed import ComputedTable
+        >>> vectors = ComputedTable("item", np.array([7, 8]), np.ones((2, 4), np.float32))
+        >>> vectors.rows.shape
+        (2, 4)
+    """
+
+    source: str
+    keys: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        shape, dtypes = self.rows.shape, [str(each.dtype) for each in (self.keys, self.rows)]
+        if len(shape) != 2 or self.keys.shape != shape[:1] or dtypes != ["int64", "float32"]:
+            raise InvalidArgumentError(
+                f"ComputedTable: found keys {self.keys.shape} of {dtypes[0]} and rows {shape} of "
+                f"{dtypes[1]}, expected (n,) of int64 and (n, dim) of float32; convert them"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class WriteOptions:
     """Options for the files of a serving snapshot.
 
@@ -71,11 +101,13 @@ class WriteOptions:
             write no filters.
         model: contents of the files of the model: ``parameters``, a safetensors file, and
             ``preprocessing``, JSON. Each has at least 241 bytes; pad JSON with spaces.
+        computed: name → table to write in addition to the tables of the training snapshot.
     """
 
     file_bytes: int = 256 << 20
     filter_rate: float | None = 0.01
     model: Mapping[str, bytes] = field(default_factory=dict)
+    computed: Mapping[str, ComputedTable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.file_bytes < 1 << 16:
@@ -160,8 +192,10 @@ def write(
     place, name = locate(out_url)
     url = place.url_of(name)
     below = None if base is None else _find_base(snapshot, base, place.url)
-    tables = [_serving_table(each, quantize or {}, below) for each in snapshot.tables.values()]
-    _check_names(snapshot, quantize or {}, below)
+    options = options or WriteOptions()
+    described = {**snapshot.tables, **_described(snapshot, options.computed)}
+    tables = [_serving_table(each, quantize or {}, below) for each in described.values()]
+    _check_names(snapshot.url, set(described), quantize or {}, below)
     with _writing(url, "the staging folder"):
         if place.exists(name):
             raise SnapshotError(
@@ -172,7 +206,7 @@ def write(
         token = secrets.token_hex(8)
         folder = place.stage(name, token)
     sealing = ThreadPoolExecutor(_SEALING_THREADS, "sparring-packed")
-    writer = _Writer(snapshot, url, folder, below, options or WriteOptions(), sealing)
+    writer = _Writer(snapshot, url, folder, below, options, sealing)
     is_committed = False
     try:
         for table in sorted(tables, key=lambda each: each.name):
@@ -238,18 +272,37 @@ def _find_base(snapshot: Snapshot, base: str | os.PathLike[str], root: str) -> _
     return _Base(place.url_of(name), manifest, entry, newer)
 
 
-def _check_names(snapshot: Snapshot, quantize: Mapping[str, str], base: _Base | None) -> None:
-    unknown = sorted(set(quantize) - set(snapshot.tables))
+def _described(
+    snapshot: Snapshot, computed: Mapping[str, ComputedTable]
+) -> dict[str, TableDescription]:
+    """Returns descriptions of computed tables."""
+    for name, each in computed.items():
+        if name in snapshot.tables or each.source not in snapshot.tables:
+            raise InvalidArgumentError(
+                f"computed table {name!r} of source {each.source!r}: snapshot {snapshot.url} has the "
+                f"tables {', '.join(sorted(snapshot.tables))}; choose another name than these, and one "
+                "of them as the source"
+            )
+    return {
+        name: TableDescription.of(TableConfig(name, each.rows.shape[1], initializer="zeros"))
+        for name, each in computed.items()
+    }
+
+
+def _check_names(
+    url: str, tables: set[str], quantize: Mapping[str, str], base: _Base | None
+) -> None:
+    unknown = sorted(set(quantize) - tables)
     if unknown:
         raise UnknownTableError(
-            f"quantize: snapshot {snapshot.url} has no table {unknown[0]!r}; it has "
-            f"{', '.join(sorted(snapshot.tables))}",
+            f"quantize: snapshot {url} has no table {unknown[0]!r}; it has "
+            f"{', '.join(sorted(tables))}",
             table=unknown[0],
         )
-    if base is not None and set(base.manifest.tables_by_name) != set(snapshot.tables):
+    if base is not None and set(base.manifest.tables_by_name) != tables:
         raise InvalidArgumentError(
             f"base {base.url} has tables {', '.join(sorted(base.manifest.tables_by_name))}, but snapshot "
-            f"{snapshot.url} has {', '.join(sorted(snapshot.tables))}; write a full serving snapshot: "
+            f"{url} has {', '.join(sorted(tables))}; write a full serving snapshot: "
             "leave base out"
         )
 
@@ -334,16 +387,11 @@ class _Writer:
         self._errors: dict[str, tuple[float, float]] = {}
 
     def write_table(self, table: ServingTable) -> None:
-        description = self._snapshot.tables[table.name]
         filters = self._filters(table.name)
         size = _NUM_PARTITIONS // self._num_windows(table)
         for begin in range(0, _NUM_PARTITIONS, size):
             window = (begin, begin + size)
-            changed = (
-                _full_window(self._snapshot, description, window)
-                if self._base is None
-                else _changed_window(self._base.newer, description, window)
-            )
+            changed = self._read_window(table.name, window)
             if self._base is None or len(changed.keys):
                 self._write_keys(table, "rows", window, changed.keys, changed.embeddings)
             if len(changed.erased):
@@ -354,6 +402,24 @@ class _Writer:
                     each.add(changed.erased)
         for kind, each in filters.items():
             self._write_filter(table.name, kind, each)
+
+    def _read_window(self, table: str, window: tuple[int, int]) -> _Window:
+        computed = self._options.computed.get(table)
+        description = self._snapshot.tables[table if computed is None else computed.source]
+        if computed is None and self._base is None:
+            return _full_window(self._snapshot, description, window)
+        erased: Keys = np.empty(0, np.int64)
+        if self._base is not None:
+            changed = _changed_window(self._base.newer, description, window)
+            if computed is None:
+                return changed
+            erased = changed.erased
+        assert computed is not None
+        place = partition(computed.keys)
+        is_in = (window[0] <= place) & (place < window[1])
+        keys = computed.keys[is_in]
+        rows = np.ascontiguousarray(computed.rows[is_in])
+        return _Window(keys, rows, np.setdiff1d(erased, keys))
 
     def write_model(self) -> None:
         for kind, data in self._options.model.items():
@@ -393,9 +459,13 @@ class _Writer:
 
     def _num_windows(self, table: ServingTable) -> int:
         snapshots = self._snapshot.chain if self._base is None else self._base.newer
-        keys = sum(entry.num_keys for each in snapshots for entry in each.files(table.name, "rows"))
-        config = self._snapshot.tables[table.name].config
-        trained = config.embedding_width * min(4, config.numpy_dtype.itemsize)
+        if table.name in self._options.computed:
+            keys, trained = len(self._options.computed[table.name].keys), 4 * table.dim
+        else:
+            files = (file for each in snapshots for file in each.files(table.name, "rows"))
+            keys = sum(entry.num_keys for entry in files)
+            config = self._snapshot.tables[table.name].config
+            trained = config.embedding_width * min(4, config.numpy_dtype.itemsize)
         wanted = keys * (trained + 16) / self._options.file_bytes
         return int(min(_NUM_PARTITIONS, 2 ** math.ceil(math.log2(max(wanted, 1.0)))))
 
@@ -404,15 +474,19 @@ class _Writer:
         self._errors.setdefault(table, (0.0, 0.0))
         if rate is None:
             return {}
+        computed = self._options.computed.get(table)
+        source, all_keys = (table, 0) if computed is None else (computed.source, len(computed.keys))
         if self._base is None:
-            rows = sum(
+            rows = all_keys or sum(
                 entry.num_keys
                 for each in self._snapshot.chain
-                for entry in each.files(table, "rows")
+                for entry in each.files(source, "rows")
             )
             # Larger than necessary, because deltas add new ids.
             return {"existing": BloomFilter(max(1024, rows * 3 // 2), false_positive_rate=rate)}
-        changed = sum(entry.num_keys for each in self._base.newer for entry in each.files(table))
+        changed = all_keys + sum(
+            entry.num_keys for each in self._base.newer for entry in each.files(source)
+        )
         found = {"changed": BloomFilter(max(1024, changed), false_positive_rate=rate)}
         existing = read_filter(self._base.url, table, "existing")
         return found if existing is None else found | {"existing": existing}

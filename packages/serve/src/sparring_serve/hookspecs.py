@@ -17,6 +17,7 @@ from sparring.contracts import Descriptor, hookspec
 
 if TYPE_CHECKING:
     from sparring import PluginManager, Snapshot
+    from sparring_packed import ComputedTable
 
 __all__ = ["EvaluatorDescriptor", "MetricValue", "sparring_register_evaluators"]
 
@@ -61,10 +62,15 @@ class EvaluatorDescriptor(Descriptor):
     `model_files(snapshot, plugin_manager)` returns the files of the model for a serving snapshot, by
     kind: ``parameters`` and ``preprocessing``; nothing if the program did not save the snapshot. None:
     not supported.
+
+    `computed_tables(snapshot, plugin_manager)` returns tables that the model computes from its rows and
+    parameters, such as the vectors of items. It is called if `model_files` returned files. None: not
+    supported.
     """
 
     quality: Callable[[str, str, Mapping[str, Any], PluginManager], MetricValue]
     model_files: Callable[[Snapshot, PluginManager], Mapping[str, bytes]] | None = None
+    computed_tables: Callable[[Snapshot, PluginManager], Mapping[str, ComputedTable]] | None = None
 
 
 @hookspec

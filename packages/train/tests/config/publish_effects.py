@@ -25,6 +25,7 @@ def register(effects: Effects) -> None:
     effects.of(
         "publish.quantize", "publish.full_every", "publish.max_delta_share", "publish.keep",
         "publish.notify", "publish.notify_seconds", "publish.client",
+        "publish.item_vectors",
     )(_settings)  # fmt: skip
     effects.of(
         "publish.gate.false_alarms_per_day", "publish.gate.min_events",
@@ -106,7 +107,7 @@ def _settings(runs: Runs) -> None:
     ran, [settings, *_] = _told(
         runs, "all", "publish.quantize={item: int8}", "publish.full_every=3", "publish.keep=5",
         "publish.max_delta_share=0.5", "publish.notify=['a:1']", "publish.notify_seconds=2",
-        "publish.client={insecure: true}",
+        "publish.client={insecure: true}", "publish.item_vectors=false",
     )  # fmt: skip
     assert settings == {
         "output": "served-all",
@@ -116,5 +117,6 @@ def _settings(runs: Runs) -> None:
         "notify": ["a:1"],
         "notify_seconds": 2.0,
         "client": {"insecure": True},
+        "item_vectors": False,
     }  # fmt: skip
     assert any("do not serve it yet: a:1 (UNAVAILABLE)" in each for each in ran.messages)

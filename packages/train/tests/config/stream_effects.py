@@ -190,6 +190,27 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
 def register_metrics(effects: Effects) -> None:
     """Registers the effects of keys of the section `metrics` on streams."""
 
+    @effects.of("metrics.row_age.feature", "metrics.row_age.seconds")
+    def _(runs: Runs) -> None:
+        times = ("data.event_time=at", "data.event_time_unit=milliseconds")
+        aged = ("metrics.row_age={feature: item, seconds: [5, 10]}", "metrics.path=aged.jsonl")
+        _ran(runs, *times, *aged, "metrics.window_seconds=48")
+        window = json.loads(Path("aged.jsonl").read_text().splitlines()[-1])["stream"]["window"]
+        assert {each["dimension"] for each in window["slices"]} == {"age of item"}
+        values = {each["value"] for each in window["slices"]}
+        assert {"new", "older"} < values <= {"new", "up to 5 s", "up to 10 s", "older"}
+        for age, message in (
+            ("{feature: tags}", r"tags.*expected user, item"),
+            ("{feature: item, seconds: [10, 5]}", "found 10, 5, expected 5, 10"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                _ran(runs, f"metrics.row_age={age}")
+        pairs = ("data.categorical=[user, item, answer]", "data.lists=[]", "data.numeric=[]")
+        types = ("data.types={user: string, answer: string}", "data.required=[user, item]")
+        age = "metrics.row_age={feature: answer}"
+        with pytest.raises(ConfigError, match="the model reads no rows of it"):
+            _ran(runs, *pairs, *types, "data.label=price", _FACTORS, age)
+
     @effects.of("metrics.window_seconds", "metrics.slices")
     def _(runs: Runs) -> None:
         times = ("data.event_time=at", "data.event_time_unit=milliseconds")

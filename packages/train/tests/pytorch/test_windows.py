@@ -6,6 +6,7 @@ import json
 import sys
 import time
 import types
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ from .stream_runs import CONFIG, NUM_EVENTS, Events, Quiet
 
 BEGIN = 1_700_000_000
 TIMED = ("data.event_time=at", "metrics.window_seconds=100", "metrics.slices={item: [3, 5]}")
+
+AGED = "metrics.row_age={feature: item, seconds: [64, 150]}"
+AGES = ("new", "up to 64 s", "up to 150 s", "older")
 
 
 class Measured:
@@ -123,12 +127,37 @@ def test_all_ways_to_make_steps_measure_the_same(
     override: str, events: Events, measured: Measured
 ) -> None:
     url = events.write_folder()
-    events.run(url, "one", *TIMED)
+    events.run(url, "one", *TIMED, AGED)
     expected = measured.taken()
-    events.run(url, "other", *TIMED, override)
+    events.run(url, "other", *TIMED, AGED, override)
     for one, other in zip(expected, measured.results, strict=True):
         assert other.metrics == pytest.approx(one.metrics, rel=1e-4)
         assert (other.begin, other.num_events, other.step) == (one.begin, one.num_events, one.step)
+        assert slices_of(other) == slices_of(one)
+
+
+def slices_of(result: WindowResult) -> dict[tuple[str, str], int]:
+    return {(each.dimension, each.value): each.num_events for each in result.slices}
+
+
+def test_windows_are_measured_by_the_age_of_rows(events: Events, measured: Measured) -> None:
+    events.run(events.write_folder(), "run", *TIMED, AGED)
+    created: dict[int, float] = {}
+    expected: list[Counter[str]] = [Counter() for _ in range(4)]
+    items = events.train["item"].to_pylist()
+    for begin in range(0, NUM_EVENTS, 64):
+        step = range(begin, min(begin + 64, NUM_EVENTS))
+        for at in step:
+            age = at - created.get(items[at], at + 1)
+            place = 0 if age < 0 else 1 + sum(age > bound for bound in (64, 150))
+            expected[at // 100][AGES[place]] += 1
+        created = {items[at]: step[-1] for at in step} | created
+    for result, counts in zip(measured.results, expected, strict=False):
+        found = slices_of(result)
+        assert {age: found.get(("age of item", age), 0) for age in AGES} == {
+            age: counts[age] for age in AGES
+        }
+    assert all(sum(each[age] for each in expected[:3]) for age in AGES)
 
 
 def test_a_resumed_run_and_a_replay_have_the_same_windows(
@@ -146,7 +175,7 @@ def test_a_resumed_run_and_a_replay_have_the_same_windows(
     config = events.config(url, "parts", *TIMED, "snapshots.resume=true", "metrics.slices={}")
     quiet = Quiet()
     train(config, make_plugin_manager(), quiet)
-    assert "other metrics.window_seconds or metrics.slices" in "".join(quiet.messages)
+    assert "other metrics.window_seconds, metrics.slices or" in "".join(quiet.messages)
 
 
 def test_two_ranks_have_the_windows_of_one(
@@ -159,7 +188,7 @@ def test_two_ranks_have_the_windows_of_one(
     module: Any = types.ModuleType("summing")
     module.Sum = Sum
     monkeypatch.setitem(sys.modules, "summing", module)
-    own = (*TIMED, "model={kind: 'summing:Sum', embedding_dim: 3}")
+    own = (*TIMED, AGED, "model={kind: 'summing:Sum', embedding_dim: 3}")
     url = str(stream.path)
     two, _ = runs.ranks(*events.words(url, "two", *own), text=CONFIG)
     found = measured.taken()
@@ -172,6 +201,7 @@ def test_two_ranks_have_the_windows_of_one(
         assert one == same
         assert one.metrics == pytest.approx(other.metrics, rel=1e-5)
         assert (one.num_events, one.step) == (other.num_events, other.step)
+        assert slices_of(one) == slices_of(other)
     assert sum("events before" in each for each in two.messages) == 2
 
 

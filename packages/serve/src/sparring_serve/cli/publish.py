@@ -118,6 +118,12 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
             help="With --evaluate: maximum loss, in units of the metric; above it, nothing is published."
         ),
     ] = None,
+    item_vectors: Annotated[
+        bool,
+        typer.Option(
+            help="For a model whose vectors of items are not rows: compute and publish these vectors."
+        ),
+    ] = True,
     pin: Annotated[
         str | None,
         typer.Option(
@@ -150,7 +156,8 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
         return
     options = PublisherOptions(_quantize(quantize or []), full_every, keep)
     quality = _quality(context, evaluate, max_metric_loss)
-    read_model = find_model_reader(get_command_context(context).plugin_manager)
+    manager = get_command_context(context).plugin_manager
+    read_model = find_model_reader(manager, item_vectors=item_vectors)
     notifier = _notifier(notify or [], ca_file, token_file, insecure=insecure)
 
     def publish_once() -> PublishResult | None:

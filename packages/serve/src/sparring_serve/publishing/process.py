@@ -50,6 +50,7 @@ class PublishSettings:
         notify: Addresses of servers to notify.
         client: Fields of `ClientConfig` for these servers.
         notify_seconds: Timeout of a notification.
+        item_vectors: See `find_model_reader`.
     """
 
     output: str
@@ -57,6 +58,7 @@ class PublishSettings:
     notify: Sequence[str] = ()
     client: Mapping[str, Any] = field(default_factory=dict)
     notify_seconds: float = 5.0
+    item_vectors: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,9 @@ class PublishAnswer:
 class _Process:
     def __init__(self, settings: PublishSettings) -> None:
         self._settings = settings
-        self._read_model = find_model_reader(make_plugin_manager())
+        self._read_model = find_model_reader(
+            make_plugin_manager(), item_vectors=settings.item_vectors
+        )
         self._notifier: Notifier | None = None
         self._merging: threading.Thread | None = None
         if settings.notify:

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import sparring_packed
@@ -124,7 +124,7 @@ def publish_newest(
         out_url: URL of the folder of serving snapshots; created if it does not exist.
         options: Options for writing.
         quality: Measures the model before anything is published; None skips the measurement.
-        read_model: Returns the files of the model, see `find_model_reader`; None publishes only rows.
+        read_model: Returns the parts of the model, see `find_model_reader`; None publishes only rows.
 
     Returns:
         None if the newest snapshot is already published.
@@ -143,19 +143,25 @@ def publish_newest(
             "published; to open it, run sparring publish --unpin --output with this folder"
         )
     snapshot = _snapshot_at(run_url)
-    quantize = _quantize(snapshot, options.quantize)
     existing = _existing(out_url)
     out = os.fspath(out_url).rstrip("/")
     name, base = snapshot.name, _base(snapshot, existing, options)
     changes = ""
     done = [each for each in existing if existing[each].source.hash == snapshot.manifest_hash]
     if done:
-        changes = _dtype_changes(existing[done[-1]], quantize)
+        published = existing[done[-1]]
+        quantize = _quantize(snapshot, published.tables_by_name, options.quantize)
+        changes = _dtype_changes(published, quantize)
         if not changes:
             return None
-        # Tables without an entry keep their current data type.
-        quantize = {each.name: each.dtype for each in existing[done[-1]].tables} | quantize
         name = _next_name(snapshot.name, done[-1])
+    write_options = WriteOptions() if read_model is None else read_model(snapshot)
+    tables = {*snapshot.tables, *write_options.computed}
+    quantize = _quantize(snapshot, tables, options.quantize)
+    if done:
+        # Tables without an entry keep their current data type.
+        kept = {each.name: each.dtype for each in existing[done[-1]].tables if each.name in tables}
+        quantize = kept | quantize
     url = f"{out}/{name}"
     report = None
     if quality is not None:
@@ -163,8 +169,10 @@ def publish_newest(
         inherited = (
             {} if base is None else {each.name: each.dtype for each in existing[base].tables}
         )
-        report = quality.check(snapshot, inherited | quantize)
-    write_options = WriteOptions(model={} if read_model is None else read_model(snapshot))
+        chosen = inherited | quantize
+        report = quality.check(
+            snapshot, {each: chosen[each] for each in snapshot.tables if each in chosen}
+        )
     written = None
     if base is not None:
         try:
@@ -226,11 +234,13 @@ def merge_layers(
     out = os.fspath(out_url).rstrip("/")
     manifest = sparring_packed.read_manifest(f"{out}/{name}")
     snapshot = open_snapshot(f"{os.fspath(run_url).rstrip('/')}/{manifest.source.name}")
+    options = WriteOptions() if read_model is None else read_model(snapshot)
+    tables = {*snapshot.tables, *options.computed}
     return sparring_packed.write(
         snapshot.url,
         f"{out}/{_next_name(snapshot.name, name)}",
-        quantize={each.name: each.dtype for each in manifest.tables},
-        options=WriteOptions(model={} if read_model is None else read_model(snapshot)),
+        quantize={each.name: each.dtype for each in manifest.tables if each.name in tables},
+        options=options,
     )
 
 
@@ -320,15 +330,17 @@ def _snapshot_at(url: str | os.PathLike[str]) -> Snapshot:
         return newest
 
 
-def _quantize(snapshot: Snapshot, given: Mapping[str, str]) -> dict[str, str]:
-    unknown = sorted(set(given) - set(snapshot.tables) - {"*"})
+def _quantize(
+    snapshot: Snapshot, tables: Collection[str], given: Mapping[str, str]
+) -> dict[str, str]:
+    unknown = sorted(set(given) - set(tables) - {"*"})
     if unknown:
         raise UnknownTableError(
             f"publish: quantize contains table {unknown[0]!r}, which is not in snapshot {snapshot.url}; "
-            f"use one of {', '.join(sorted(snapshot.tables))}",
+            f"use one of {', '.join(sorted(tables))}",
             table=unknown[0],
         )
-    chosen = {name: given.get(name, given.get("*")) for name in snapshot.tables}
+    chosen = {name: given.get(name, given.get("*")) for name in tables}
     return {name: dtype for name, dtype in chosen.items() if dtype is not None}
 
 

@@ -17,11 +17,10 @@ from sparring_train.config.section import BackendOptions, PositiveFloat, Section
 from sparring_train.config.sections.change_notes import ChangeNotesConfig
 from sparring_train.config.sections.kinds import METRICS, DataSection, ModelSection
 from sparring_train.config.sections.logging import LoggingConfig
-from sparring_train.config.sections.metrics import MetricsConfig
+from sparring_train.config.sections.metrics import MetricsConfig, check_slices
 from sparring_train.config.sections.optimizer import OptimizerConfig
 from sparring_train.config.sections.publish import PublishConfig
 from sparring_train.config.sections.snapshots import SnapshotsConfig
-from sparring_train.config.sections.stream import StreamData
 from sparring_train.config.sections.tables import TablesConfig
 from sparring_train.config.sections.training import TrainingConfig
 
@@ -264,31 +263,6 @@ def _check_epochs(training: TrainingConfig, data: DataSection) -> Iterator[Pydan
         )
 
 
-def _check_slices(metrics: MetricsConfig, data: DataSection) -> Iterator[PydanticCustomError]:
-    types = data.id_types if isinstance(data, StreamData) else {}
-    known = [
-        each.name
-        for each in data.columns.features
-        if types.get(each.name) in ("integer", "string") and not each.is_list
-    ]
-    for name, values in metrics.slices.items():
-        if name not in known:
-            found, expected = name, ", ".join(known) or "data.kind: stream"
-            problem = "contains a column that does not divide events into slices"
-        elif types[name] == "integer" and not all(map(_is_integer, values)):
-            found, expected = ", ".join(values), "whole numbers, because of data.types"
-            problem = "contains a value that does not occur in the column"
-        else:
-            continue
-        context = {"path": ("metrics", "slices", name), "found": found, "expected": expected}
-        yield PydanticCustomError("slices", problem, context)
-
-
-def _is_integer(text: str) -> bool:
-    digits = text.removeprefix("-")
-    return digits.isascii() and digits.isdigit() and -(2**63) <= int(text) < 2**63
-
-
 def _check_validation(
     training: TrainingConfig, model: ModelSection, data: DataSection
 ) -> Iterator[PydanticCustomError]:
@@ -447,6 +421,11 @@ def _check_quantize(
     if not publish.quantize or model.problem(data.columns) is not None:
         return
     known = [table.name for table in model.tables(data.columns)]
+    ranking = model.ranking(data.columns)
+    if ranking is not None and not ranking.rows_are_vectors:
+        item = data.columns.feature(ranking.item[0])
+        assert item is not None
+        known.append(f"{item.table_name}.vectors")
     for name in publish.quantize:
         if name not in (*known, "*"):
             yield PydanticCustomError(
@@ -483,7 +462,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[PydanticCustomError
     (("model", "data"), _check_data),
     (("training", "data"), _check_micro_batches),
     (("training", "data"), _check_epochs),
-    (("metrics", "data"), _check_slices),
+    (("metrics", "data"), check_slices),
     (("training", "model", "data"), _check_validation),
     (("training", "model"), _check_loss),
     (("model", "data", "tables"), _check_table_names),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -16,6 +17,7 @@ from sparring import State, hash_strings
 from sparring_train.columns import ColumnBatch, Cut
 from sparring_train.config.run import RunConfig
 from sparring_train.config.sections.stream import StreamData
+from sparring_train.live.row_ages import RowAges
 from sparring_train.live.windows import Dimension, WindowResult, Windows
 from sparring_train.loop.model import StepResult
 from sparring_train.run.ranks import Ranks
@@ -50,13 +52,22 @@ class LiveEvaluation:
         config: configuration of the run.
         ranks: ranks of the run.
         tell: shows one line to the user.
+        ages: finds the ages of rows, if windows are also measured by age.
 
     Attributes:
         on_window: called with each closed window, on all ranks with equal values.
     """
 
-    def __init__(self, config: RunConfig, ranks: Ranks, tell: Callable[[str], None]) -> None:
-        self._ranks, self._tell = ranks, tell
+    def __init__(
+        self,
+        config: RunConfig,
+        ranks: Ranks,
+        tell: Callable[[str], None],
+        ages: RowAges | None = None,
+    ) -> None:
+        self._ranks, self._tell, self._ages = ranks, tell, ages
+        # Ages of the events of batches that were read, but whose steps are not yet made.
+        self._coming: deque[npt.NDArray[np.int64]] = deque()
         self._windows: Windows | None = None
         self._slices: list[_Slices] = []
         self.on_window: list[OnWindow] = []
@@ -75,6 +86,8 @@ class LiveEvaluation:
                 for name, values in chosen.slices.items()
             ]
             dimensions = [each.dimension for each in self._slices]
+            if ages is not None:
+                dimensions.append(ages.dimension)
             self._windows = Windows(chosen.window_seconds, label, ranks, dimensions)
         self._lags = {
             name: _Histogram()
@@ -85,9 +98,18 @@ class LiveEvaluation:
         self._last: WindowResult | None = None
         self._next_line = 0.0
 
+    def before_step(self, batch: ColumnBatch) -> None:
+        """Finds the ages of the rows of a batch, before its step is made. All ranks call it."""
+        if self._ages is not None:
+            self._coming.append(self._ages.codes(batch))
+
     def after_step(self, trained: StepResult, step: int) -> None:
         """Measures a step."""
         batch: ColumnBatch = trained.batch
+        ages: list[npt.NDArray[np.int64]] = []
+        if self._ages is not None:
+            self._ages.after_step()
+            ages = [self._coming.popleft()]
         if batch.cut is None:
             return
         times = np.empty(0) if batch.event_times is None else batch.event_times
@@ -109,7 +131,8 @@ class LiveEvaluation:
             )
             return
         if batch.labels is not None and is_first.any():
-            codes = [each.codes(batch)[is_first] for each in self._slices]
+            found = [each.codes(batch) for each in self._slices]
+            codes = [each[is_first] for each in (*found, *ages)]
             measured = trained.outputs[is_first], batch.labels[is_first], times[is_first]
             self._windows.add(*measured, codes)
         if batch.cut.reads:
@@ -168,8 +191,8 @@ class LiveEvaluation:
             return
         if not self._windows.restore(states[WINDOWS]):
             self._tell(
-                f"{url} was saved with other metrics.window_seconds or metrics.slices; its open window "
-                "is not continued"
+                f"{url} was saved with other metrics.window_seconds, metrics.slices or "
+                "metrics.row_age; its open window is not continued"
             )
 
     def metrics(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -224,12 +225,15 @@ class PublisherThread:
             "notify": config.notify,
             "client": dict(config.client),
             "notify_seconds": config.notify_seconds,
+            "item_vectors": config.item_vectors,
         }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "sparring_serve.publishing.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            # Vectors of items must not take the cores of the training.
+            env={"OMP_NUM_THREADS": "1", **os.environ},
         )
         self._send(settings)
 

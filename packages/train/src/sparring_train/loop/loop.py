@@ -20,8 +20,9 @@ from sparring.errors import ConfigError, DataError
 from sparring_train.columns import ColumnBatch
 from sparring_train.config.run import RunConfig
 from sparring_train.data.stream.cut_log import CutLog
-from sparring_train.live.evaluation import LiveEvaluation
+from sparring_train.live.evaluation import LiveEvaluation, is_evaluated
 from sparring_train.live.publishing import RunPublisher
+from sparring_train.live.row_ages import RowAges
 from sparring_train.live.run_gate import RunGate
 from sparring_train.loop.best_step import BestStep
 from sparring_train.loop.column_source import ColumnSource
@@ -159,7 +160,9 @@ class _Run:
         )
         tell = self._progress.on_message
         self.notes = RunNotes(self._container, config, plugin_manager, tell)
-        self.live = LiveEvaluation(config, self._ranks, tell)
+        is_by_age = config.metrics.row_age is not None and is_evaluated(config)
+        ages = RowAges(self._container, config, self._ranks) if is_by_age else None
+        self.live = LiveEvaluation(config, self._ranks, tell, ages)
         self.live.on_window.append(self._report.on_window)
         self.publishing = RunPublisher(self._container, config, self._snapshots, tell)
         self._gate = RunGate(config, self._ranks, self.publishing, tell)
@@ -379,6 +382,7 @@ class _Run:
                     self.publishing.on_idle(self._step, self._states)
                 continue
             at = at.after(batch.cut)
+            self.live.before_step(batch)
             self._coming.append((at, False))
             yield batch
 

@@ -21,7 +21,7 @@ from sparring_train.run.same_run import ORIGINS, RUN
 if TYPE_CHECKING:
     from sparring import PluginManager
 
-__all__ = ["open_run", "read_run_config"]
+__all__ = ["open_run", "read_model_config", "read_run_config"]
 
 _SECTIONS = ("seed", "data", "model", "tables", "optimizer")
 
@@ -41,6 +41,20 @@ def read_run_config(
     """
     text = as_yaml(_read_sections(snapshot, manager))
     return parse_config(text, overrides, source=snapshot.url, plugin_manager=manager)
+
+
+def read_model_config(
+    snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager
+) -> RunConfig:
+    """Like `read_run_config`, for a model that will be opened.
+
+    Raises:
+        ConfigError: the snapshot names a class, and no override names it, because an import runs code.
+    """
+    sections = _read_sections(snapshot, manager)
+    # Before the configuration is checked, because checks of a plan create initializers.
+    _check_classes(snapshot, sections, overrides)
+    return parse_config(as_yaml(sections), overrides, source=snapshot.url, plugin_manager=manager)
 
 
 def _read_sections(snapshot: Snapshot, manager: PluginManager) -> dict[str, Any]:
@@ -109,10 +123,7 @@ def open_run(
         ConfigError: see `read_run_config`; or the snapshot names a class, and no override names it.
         UnsupportedError: the trainer of the framework does not open saved models.
     """
-    sections = _read_sections(snapshot, manager)
-    # Before the configuration is checked, because checks of a plan create initializers.
-    _check_classes(snapshot, sections, overrides)
-    config = parse_config(as_yaml(sections), overrides, source=snapshot.url, plugin_manager=manager)
+    config = read_model_config(snapshot, overrides, manager)
     if in_order and hasattr(config.data, "shuffle"):
         data = config.data.model_copy(update={"shuffle": False})
         config = config.model_copy(update={"data": data})

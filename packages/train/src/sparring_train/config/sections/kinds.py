@@ -48,6 +48,8 @@ class Ranking:
     """Whether vectors are scaled to length 1."""
     log_q: bool = True
     """Whether the loss is corrected for the frequency of items."""
+    rows_are_vectors: bool = True
+    """Whether the vector of an item is its row. If not, published versions also contain the vectors."""
     positive: float | None = None
     """Examples with a smaller label are left out of the loss and the test. None uses all examples."""
 

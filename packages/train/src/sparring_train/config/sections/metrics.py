@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field
+from pydantic_core import PydanticCustomError
 
 from sparring.contracts import LocalPath
 from sparring_train.config.section import PositiveFloat, Section
 from sparring_train.config.sections.columns import Name, Text
+from sparring_train.config.sections.kinds import DataSection
+from sparring_train.config.sections.stream import StreamData
 
-__all__ = ["MetricsConfig"]
+__all__ = ["MetricsConfig", "RowAgeConfig", "check_slices"]
+
+
+class RowAgeConfig(Section):
+    """Divides the events of a window by the age of the row of one feature: events whose id had no row,
+    and events whose row was created at most a number of seconds of event time before. A resumed run
+    does not know the age of earlier rows, and counts them as older.
+    """
+
+    feature: Name = Field(description="A column of `data.categorical` with one id per event.")
+    seconds: Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=1)] = Field(
+        (3600.0,), description="Upper bounds of the ages, in increasing order: `[600, 3600]`."
+    )
 
 
 class MetricsConfig(Section):
@@ -52,3 +69,51 @@ class MetricsConfig(Section):
         description="Values of columns of `data.categorical` for which windows are also measured: "
         "`{device: [ios, android]}`.",
     )
+    row_age: RowAgeConfig | None = Field(
+        None,
+        description="Also measures windows by the age of rows, as slices of `age of <feature>`. Each "
+        "step then reads the rows of this feature once more. Null: not by age.",
+    )
+
+
+def check_slices(metrics: MetricsConfig, data: DataSection) -> Iterator[PydanticCustomError]:
+    """Yields the columns of `metrics` that do not divide events, and values that they cannot have.
+
+    Args:
+        metrics: the section `metrics`.
+        data: the section `data`.
+    """
+    types = data.id_types if isinstance(data, StreamData) else {}
+    known = [
+        each.name
+        for each in data.columns.features
+        if types.get(each.name) in ("integer", "string") and not each.is_list
+    ]
+    no_column = "contains a column that does not divide events into slices"
+    columns = ", ".join(known) or "data.kind: stream"
+    for name, values in metrics.slices.items():
+        if name not in known:
+            found, expected, problem = name, columns, no_column
+        elif types[name] == "integer" and not all(map(_is_integer, values)):
+            found, expected = ", ".join(values), "whole numbers, because of data.types"
+            problem = "contains a value that does not occur in the column"
+        else:
+            continue
+        context = {"path": ("metrics", "slices", name), "found": found, "expected": expected}
+        yield PydanticCustomError("slices", problem, context)
+    if (age := metrics.row_age) is None:
+        return
+    path: tuple[str, ...] = ("metrics", "row_age", "feature")
+    if age.feature not in known:
+        context = {"path": path, "found": age.feature, "expected": columns}
+        yield PydanticCustomError("slices", no_column, context)
+    if any(before >= after for before, after in pairwise(age.seconds)):
+        found = ", ".join(f"{each:g}" for each in age.seconds)
+        expected = ", ".join(f"{each:g}" for each in sorted(set(age.seconds)))
+        context = {"path": (*path[:-1], "seconds"), "found": found, "expected": expected}
+        yield PydanticCustomError("slices", "must be in increasing order", context)
+
+
+def _is_integer(text: str) -> bool:
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and -(2**63) <= int(text) < 2**63

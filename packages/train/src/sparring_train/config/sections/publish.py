@@ -43,6 +43,12 @@ class PublishConfig(Section):
         description="A version is full if the deltas before it have more rows than this share of the "
         "last full one. Servers keep both in memory.",
     )
+    item_vectors: bool = Field(
+        True,
+        description="For a model that ranks items by vectors which are not rows, such as two towers with "
+        "`layers`: also publishes the vectors of all items, as a table `<item>.vectors`. They change "
+        "in each version, so that a version takes longer the more items there are.",
+    )
     keep: Annotated[int, Field(ge=2, le=1_000_000)] = Field(
         3, description="Number of versions to keep, in addition to the versions that they need."
     )

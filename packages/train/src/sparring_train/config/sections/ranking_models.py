@@ -119,6 +119,7 @@ class TwoTowersModel(RankingModel):
             query=self.user[0],
             temperature=self.temperature,
             normalize=self.normalize,
+            rows_are_vectors=not self.normalize and not self.layers and len(self.item) == 1,
             log_q=self.log_q,
             positive=self._threshold(schema),
         )
@@ -172,6 +173,7 @@ class SequenceModel(RankingModel):
             history=self.history,
             temperature=self.temperature,
             normalize=self.normalize,
+            rows_are_vectors=not self.normalize,
             log_q=self.log_q,
             positive=self._threshold(schema),
         )
