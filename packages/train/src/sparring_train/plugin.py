@@ -128,6 +128,6 @@ def sparring_register_evaluators() -> Sequence[EvaluatorDescriptor]:
             summary="Models of the configurations of `sparring train`.",
             quality=lazy_import("served_quality:served_quality"),
             model_files=lazy_import("run.served_model:model_files"),
-            computed_tables=lazy_import("run.item_vectors:item_vectors"),
+            computed_tables=lazy_import("recommend.served_vectors:item_vectors"),
         )
     ]
