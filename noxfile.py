@@ -109,13 +109,18 @@ def live_demo(session: nox.Session) -> None:
     """Trains from a stream with kills, drift and bad events, and measures the replies of two servers.
 
     About three minutes after installing. Requires redis-server; writes reports/live.html.
+    `nox -s live_demo -- 10 900` instead makes events bad ten times in each way, after 15 minutes of good
+    ones, and measures when the servers return to a good version.
     """
     session.install(TORCH, silent=True)
     made = ("cli", "storage-tiered", "backend-hkv", "packed", "serve", "framework-torch", "train")
     install_family(session, *made, extras={"train": "[redis,report]"})
-    program = PACKAGES / "serve/examples/live_demo.py"
-    files = (str(ROOT / "configs/live.yaml"), str(ROOT / "reports/live.html"))
-    session.run("python", str(program), *files)
+    examples, config = PACKAGES / "serve/examples", str(ROOT / "configs/live.yaml")
+    if session.posargs:
+        session.run("python", str(examples / "live_poison.py"), config, *session.posargs)
+    else:
+        report = str(ROOT / "reports/live.html")
+        session.run("python", str(examples / "live_demo.py"), config, report)
 
 
 @nox.session

@@ -31,7 +31,7 @@ from demo_processes import (
     wait_for,
 )
 from live_client import Client
-from live_events import BEGIN, DRIFT, POISON, STREAM, World
+from live_events import BEGIN, DRIFT, INVERTED, POISON, STREAM, World, poison
 from live_page import GateState, Recording, ServerState, check_recording, write_live_page
 
 import sparring_packed
@@ -109,7 +109,7 @@ class Demo:
         wait_for("the first version", lambda: any(self._served.glob("step-*")), self._trainer)
         self._servers = [self._start(self._server(number)) for number in (0, 1)]
         self.world = World(time.time())
-        redis.Redis(port=redis_port).set(BEGIN, self.world.begin)
+        self.redis = redis.Redis(port=redis_port)
         self.client = Client(self._serving, self.world)
         running.callback(self.client.close)
 
@@ -208,6 +208,9 @@ def run_demo(demo: Demo) -> None:
     recording = demo.recording
     watches = (demo.client.ask, demo.watch_gate, demo.watch_server(0), demo.watch_server(1))
     threads = [Repeated(each) for each in watches]
+    begin = demo.world.begin
+    demo.redis.set(BEGIN, begin)
+    poison(demo.redis, INVERTED, begin + POISON[0], begin + POISON[1])
     demo.mark("both servers reply")
     demo.wait(KILL_A_SERVER)
     demo.restart_server(0)

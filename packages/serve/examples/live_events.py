@@ -3,12 +3,13 @@
     python live_events.py PORT
 
 Each user and item has a vector; their product determines the probability of a click. During the drift,
-the vectors of items turn slowly. During the poisoning, each label is inverted. Both are seconds after the
-begin of the demo, which its main program writes to Redis when all processes are ready.
+the vectors of items turn slowly. It is defined as seconds after the begin of the demo, which its main
+program writes to Redis when all processes are ready, like the times at which events are bad.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 
@@ -16,7 +17,8 @@ import numpy as np
 import pyarrow
 import redis
 
-STREAM, BEGIN = "clicks", "begin"
+STREAM, BEGIN, BAD_EVENTS = "clicks", "begin", "bad-events"
+INVERTED, SCRAMBLED, EMPTIED = "labels inverted", "ids scrambled", "column emptied"
 EVENTS_PER_SECOND, MESSAGES_PER_SECOND = 1500, 50
 NUM_USERS, NUM_ITEMS, _DIM = 200, 60, 4
 DRIFT, POISON = (50.0, 70.0), (90.0, 96.0)
@@ -57,6 +59,18 @@ class World:
         return users, items, labels.astype(np.int64)
 
 
+def poison(client: redis.Redis, kind: str, begin: float, end: float) -> None:
+    """Makes all events between two times bad.
+
+    Args:
+        client: the Redis of the demo.
+        kind: `INVERTED`, `SCRAMBLED` or `EMPTIED`.
+        begin: begin in seconds since 1970.
+        end: end in seconds since 1970.
+    """
+    client.set(BAD_EVENTS, json.dumps([kind, begin, end]))
+
+
 def main(port: str) -> None:
     """Sends events until the process is terminated."""
     random, client = np.random.default_rng(2), redis.Redis(port=int(port))
@@ -64,12 +78,19 @@ def main(port: str) -> None:
     while True:
         time.sleep(max(0.0, first + number / MESSAGES_PER_SECOND - time.time()))
         now = time.time()
-        world = World(float(client.get(BEGIN) or now))
-        users, items, labels = world.impressions(random, count, now)
-        if POISON[0] <= now - world.begin < POISON[1]:
-            labels = 1 - labels
+        begin, bad = client.mget(BEGIN, BAD_EVENTS)
+        users, items, labels = World(float(begin or now)).impressions(random, count, now)
+        shown: np.ndarray | pyarrow.Array = items
+        kind, first_bad, end = json.loads(bad or '["", 0, 0]')
+        if first_bad <= now < end:
+            if kind == INVERTED:
+                labels = 1 - labels
+            elif kind == SCRAMBLED:
+                users, shown = random.permutation(users), random.permutation(items)
+            else:
+                shown = pyarrow.nulls(count, pyarrow.int64())
         batch = pyarrow.RecordBatch.from_pydict(
-            {"user": users, "item": items, "clicked": labels, "time": np.full(count, now)}
+            {"user": users, "item": shown, "clicked": labels, "time": np.full(count, now)}
         )
         sink = pyarrow.BufferOutputStream()
         with pyarrow.ipc.new_stream(sink, batch.schema) as writer:
