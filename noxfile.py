@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
@@ -146,6 +147,7 @@ AT_LENGTH = {
 IN_SHORT = {
     "SPARRING_KIT_EXAMPLES": "5",
     "SPARRING_KIT_ROWS": "120000",
+    "SPARRING_KIT_MESSAGES": "20000",
     "SPARRING_OPERATIONS": "100",
 }
 
@@ -287,19 +289,42 @@ def run_pytest(session: nox.Session, *arguments: str, at_length: bool = False) -
     # One more than the number of processors, because tests wait for servers, ranks and deadlines.
     parallel = ("-n", str(min(8, len(os.sched_getaffinity(0)) + 1)), "--dist", "worksteal")
     kept = "" if at_length else " and not long"
-    # Exit code 5 means that there are no tests, which is allowed in the second pass.
-    passes = {(*parallel, "-m", f"not alone{kept}"): [0], ("-m", f"alone{kept}"): [0, 5]}
+    passes = {(*parallel, "-m", f"not alone{kept}"): arguments}
+    if of_these := with_tests_marked_alone(arguments):
+        passes["-m", f"alone{kept}"] = of_these
     failed = []
-    for options, success_codes in passes.items():
+    for options, chosen in passes.items():
+        # Exit code 5 means that all tests are of another pass.
+        success_codes = [0, 5] if chosen is not arguments else [0]
         try:
             session.run(
-                "pytest", *options, *arguments, env=sizes(at_length), success_codes=success_codes
+                "pytest", *options, *chosen, env=sizes(at_length), success_codes=success_codes
             )
         except nox.command.CommandFailed:
             # Continues, because the results of the other pass are useful too.
             failed.append(" ".join(options))
     if failed:
         session.error(f"tests failed in: pytest {'; pytest '.join(failed)}")
+
+
+def with_tests_marked_alone(arguments: Sequence[str]) -> list[str]:
+    """Replaces folders in pytest's arguments by their files that contain the mark `alone`.
+
+    Returns an empty list if there is no such file. Collecting all tests again would take half a minute.
+    """
+    ignored = [Path(each.removeprefix("--ignore=")) for each in arguments if "--ignore=" in each]
+    found = []
+    for folder in (ROOT / each for each in arguments):
+        files = sorted(folder.rglob("test_*.py")) if folder.is_dir() else [folder]
+        found += [
+            str(each)
+            for each in files
+            if each.suffix == ".py"
+            and not any(each.is_relative_to(other) for other in ignored)
+            and "mark.alone" in each.read_text()
+        ]
+    options = [each for each in arguments if not (ROOT / each).exists()]
+    return [*options, *found] if found else []
 
 
 # A test that hangs fails. The longest takes a minute under a sanitizer, and several times as long on a
@@ -327,6 +352,9 @@ def sanitized_tests(session: nox.Session, package: str, sanitizer: str, *, at_le
         "cmake", "-G", "Ninja", "-S", str(PACKAGES / package), "-B", str(folder),
         f"-D{CXX_TESTS[package]}=ON", f"-DSPARRING_SANITIZE={sanitizer}",
         f"-DPython_EXECUTABLE={Path(session.bin) / 'python'}",
+        # Files of a library are compiled as one, because most of the time is spent on headers. The wheels
+        # are built file by file, which shows whether each includes what it needs.
+        "-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=0",
         *((kernels,) if package == "backend-hkv" else ()),
         silent=True, env=cached(),
     )  # fmt: skip

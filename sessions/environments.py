@@ -89,11 +89,13 @@ FIND_NVCC = PACKAGES / "backend-hkv/find_nvcc.py"
 GPU_OPTION = "SPARRING_HKV_CUDA"
 
 # Tests compile GPU code for the GPU of the machine. Without one, they only check that it compiles: for
-# one architecture, not optimized and not assembled. `build` and `cuda_releases` compile for all.
+# one architecture, one file per library, not optimized and not assembled. `build` and `cuda_releases`
+# compile for all architectures.
 FOR_THIS_GPU = ("--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=native",)
 WITHOUT_A_GPU = (
     "--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=90-virtual",
     "--config-settings=cmake.define.CMAKE_CUDA_FLAGS_RELEASE=-O0 -Xcicc -O0",
+    "--config-settings=cmake.define.SPARRING_HKV_CUDA_UNITY=ON",
 )
 
 # Device files of GPU drivers: Linux, and Linux under Windows.

@@ -5,8 +5,10 @@
 namespace sparring::device {
 namespace {
 
-constexpr size_t alignment = 16;
-size_t aligned(size_t num_bytes) { return (num_bytes + alignment - 1) / alignment * alignment; }
+constexpr size_t argument_alignment = 16;
+size_t aligned(size_t num_bytes) {
+  return (num_bytes + argument_alignment - 1) / argument_alignment * argument_alignment;
+}
 
 // Restores the batch, even if a launch throws.
 class Suspended {

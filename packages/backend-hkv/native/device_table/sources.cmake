@@ -23,8 +23,9 @@ if(TARGET sparring_hkv_emulator)
     ${device_table_sources} ${device_border_sources})
   target_include_directories(sparring_hkv_emulated_table PUBLIC native native/device_table)
   target_link_libraries(sparring_hkv_emulated_table PUBLIC sparring_hkv_emulator sparring_hkv_table)
+  # -O1 for the reason that native/device_kernels/sources.cmake states.
   target_compile_options(sparring_hkv_emulated_table PRIVATE
-    -Wall -Wextra -Wpedantic -Wconversion -Wshadow)
+    -Wall -Wextra -Wpedantic -Wconversion -Wshadow $<$<NOT:$<BOOL:${SPARRING_SANITIZE}>>:-O1>)
 endif()
 if(SPARRING_HKV_HAS_CUDA)
   sparring_hkv_add_cuda_library(sparring_hkv_cuda_table ${device_table_sources})

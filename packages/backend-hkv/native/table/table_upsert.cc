@@ -15,7 +15,7 @@ namespace {
 
 using border::StatusError;
 
-constexpr int64_t kGrain = 1024;
+constexpr int64_t kUpsertGrain = 1024;
 // Number of new keys whose buckets are prefetched while one is inserted.
 constexpr size_t kInsertedAhead = 8;
 // Number of rows in a block of an update, and the minimum per thread.
@@ -51,7 +51,7 @@ Table::Located Table::locate(const SparringExecutor* executor, const int64_t* ke
   char** const rows = located.rows.data();
   const IndexView index = contents_->index.view();
   const ArenaView all = contents_->rows.view();
-  border::parallel_for(executor, count, kGrain, [&](int64_t begin, int64_t end) {
+  border::parallel_for(executor, count, kUpsertGrain, [&](int64_t begin, int64_t end) {
     constexpr int64_t kBlock = 1024;
     uint32_t numbers[kBlock];
     for (int64_t at = begin; at < end; at += kBlock) {
@@ -103,7 +103,7 @@ void Table::note_missing(Located& located) {
 void Table::write_rows(const SparringUpsert& call, const Located& located) const {
   const uint64_t bytes = options_.row_bytes;
   const auto* const from = static_cast<const char*>(call.rows);
-  border::parallel_for(call.call.executor, call.count, kGrain, [&](int64_t begin, int64_t end) {
+  border::parallel_for(call.call.executor, call.count, kUpsertGrain, [&](int64_t begin, int64_t end) {
     kernels_->scatter({located.rows.data() + begin, bytes,
                        from + static_cast<uint64_t>(begin) * call.row_stride, call.row_stride},
                       end - begin);

@@ -36,7 +36,7 @@ double rate_of(double keys_per_block) {
 }
 
 // Maximum number of keys per block for the rate.
-double most_load(double rate) {
+double most_load_of_blocks(double rate) {
   double low = 0;
   double high = 600;  // the first Poisson term is still representable, and the rate is near 1
   for (int i = 0; i < 60; ++i) {
@@ -47,7 +47,7 @@ double most_load(double rate) {
 }
 
 int64_t blocks_for(double rate, int64_t planned_keys) {
-  const double blocks = std::ceil(static_cast<double>(planned_keys) / most_load(rate));
+  const double blocks = std::ceil(static_cast<double>(planned_keys) / most_load_of_blocks(rate));
   return std::max<int64_t>(1, static_cast<int64_t>(blocks));
 }
 

@@ -11,7 +11,7 @@ namespace sparring::kernels {
 namespace {
 
 // Distance, in ids, of the prefetch of slots.
-constexpr int64_t kAhead = 12;
+constexpr int64_t kAheadInDedup = 12;
 
 // A split takes about two and a half times the work of a single index. It is faster if
 // enough threads share the work, or if a single index would not fit into the caches.
@@ -33,9 +33,9 @@ template <class Next, class Visit>
 void number_ids(KeyIndex& index, const int64_t* ids, int64_t count, const Next& next,
                 const Visit& visit) {
   index.reset(count);
-  const int64_t with_ahead = count > kAhead ? count - kAhead : 0;
+  const int64_t with_ahead = count > kAheadInDedup ? count - kAheadInDedup : 0;
   for (int64_t i = 0; i < with_ahead; ++i) {
-    index.prefetch(index.hash(ids[i + kAhead]));
+    index.prefetch(index.hash(ids[i + kAheadInDedup]));
     visit(i, index.find_or_insert(index.hash(ids[i]), ids[i], next(i)));
   }
   for (int64_t i = with_ahead; i < count; ++i) {

@@ -12,7 +12,7 @@
 namespace sparring::kernels {
 namespace {
 
-constexpr int64_t kAhead = 16;  // distance, in keys, of the prefetch of slots
+constexpr int64_t kAheadInFilter = 16;  // distance, in keys, of the prefetch of slots
 
 }  // namespace
 
@@ -90,7 +90,7 @@ void FrequencyFilter::decide_impl(const int64_t* keys, int64_t count, int64_t,
     return;
   }
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) slots_.prefetch(keys[i + kAhead]);
+    if (i + kAheadInFilter < count) slots_.prefetch(keys[i + kAheadInFilter]);
     is_admitted[i] = slots_.count(slots_.slot_of(keys[i])) + 1 >= k_;
   }
 }
@@ -99,7 +99,7 @@ void FrequencyFilter::record_impl(const int64_t* keys, const uint8_t* is_admitte
   if (k_ == 1) return;
   bool has_aged = false;
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kAhead < count && slots_.capacity() > 0) slots_.prefetch(keys[i + kAhead]);
+    if (i + kAheadInFilter < count && slots_.capacity() > 0) slots_.prefetch(keys[i + kAheadInFilter]);
     const int64_t slot = slots_.capacity() > 0 ? slots_.slot_of(keys[i]) : 0;
     const bool is_known = slots_.capacity() > 0 && slots_.count(slot) != 0;
     if (is_admitted[i] != 0) {

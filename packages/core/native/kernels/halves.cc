@@ -8,15 +8,15 @@
 namespace sparring::kernels {
 namespace {
 
-constexpr int64_t kBlock = 64;
+constexpr int64_t kHalvesBlock = 64;
 
 // Calls body(first row, pointers, count) for blocks of [begin, end).
 template <class Body>
 void each_block(const NarrowRows& rows, int64_t begin, int64_t end, const Body& body) {
   auto* const first = static_cast<char*>(rows.first);
-  void* pointers[kBlock];
-  for (int64_t at = begin; at < end; at += kBlock) {
-    const int64_t part = std::min(kBlock, end - at);
+  void* pointers[kHalvesBlock];
+  for (int64_t at = begin; at < end; at += kHalvesBlock) {
+    const int64_t part = std::min(kHalvesBlock, end - at);
     for (int64_t i = 0; i < part; ++i) pointers[i] = first + (at + i) * rows.stride;
     body(at, pointers, part);
   }
