@@ -92,14 +92,26 @@ def test_resources_of_operators_have_only_known_fields(manifest: Manifest) -> No
 
 
 def test_a_train_job_sets_all_variables_that_start_the_ranks() -> None:
+    distributed_run = pytest.importorskip("torch.distributed.run", reason="torch is not installed")
     (job,) = [each for each in manifests() if each.kind == "TrainJob"]
+    (runtime,) = [each for each in manifests() if each.kind == "TrainingRuntime"]
     (train,) = [each for each in manifests() if (each.kind, each.name) == ("Job", "train")]
     trainer, of_job = job.body["spec"]["trainer"], pod(train)["spec"]["containers"][0]
+    (node,) = pod(runtime)["spec"]["containers"]
+    variables = {each["name"]: each.get("value") for each in node["env"]}
+    least, most = map(int, variables["PET_NNODES"].split(":"))
+    assert 1 <= least < most == trainer["numNodes"] == runtime.body["spec"]["mlPolicy"]["numNodes"]
+    # The policy `torch` would replace PET_NNODES by a fixed number.
+    assert "torch" not in runtime.body["spec"]["mlPolicy"]
+    assert variables["PET_RDZV_ENDPOINT"] == f"{job.name}-node-0-0.{job.name}:29500"
+    assert f"--nproc-per-node={variables['PET_NPROC_PER_NODE']}" in of_job["args"]
     assert trainer["resourcesPerNode"] == of_job["resources"]
-    assert "requests" in trainer["resourcesPerNode"]
-    assert trainer["numNodes"] == train.body["spec"]["completions"]
-    assert f"--nproc-per-node={trainer['numProcPerNode']}" in of_job["args"]
-    assert trainer["args"] == of_job["args"][of_job["args"].index("-m") :]
+    plan_of_job = "plan=/etc/sparring/config/plan.yaml"
+    expected = of_job["args"][of_job["args"].index("-m") :]
+    assert trainer["args"] == ["plan=auto" if each == plan_of_job else each for each in expected]
+    parser = distributed_run.get_args_parser()
+    actions = {each.dest.upper() for each in parser._actions}
+    assert {each.removeprefix("PET_") for each in variables if each.startswith("PET_")} <= actions
 
 
 @pytest.mark.parametrize("file", ["train.yaml", "serve.yaml"])

@@ -170,6 +170,17 @@ def processes(run: Path, *, is_launcher: bool) -> list[int]:
     return sorted(found)
 
 
+def start_again(job: str, is_true: Callable[[], bool], log: Path) -> None:
+    """Starts a job at once that is queued again, before which Slurm waits for two minutes."""
+
+    def ask_and_check() -> bool:
+        # This has no effect before the last start of the job has ended.
+        ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+        return is_true()
+
+    wait(ask_and_check, log)
+
+
 @pytest.mark.parametrize(("nodes", "ranks"), [(1, 2), (2, 1)])
 def test_a_job_survives_lost_ranks_and_is_queued_again(
     cluster: Path, run: Path, tmp_path: Path, nodes: int, ranks: int
@@ -187,15 +198,12 @@ def test_a_job_survives_lost_ranks_and_is_queued_again(
     wait(lambda: has_resumed(1), log)
     os.kill(processes(run, is_launcher=True)[0], signal.SIGKILL)
     wait(lambda: "PENDING" in ask("squeue", "-h", "-j", number, "-o", "%T"), log)
-    # Slurm waits for two minutes before it starts a job again.
-    ask("scontrol", "update", f"JobId={number}", "StartTime=now")
-    wait(lambda: has_resumed(2), log)
+    start_again(number, lambda: has_resumed(2), log)
     ask("scancel", "--signal=TERM", number)  # as two minutes before the time limit
     wait(lambda: "stopped by SIGTERM" in log.read_text(), log)
     wait(lambda: "PENDING" in ask("squeue", "-h", "-j", number, "-o", "%T"), log)
     last = 100 + max(int(each.name.removeprefix("step-")) for each in snapshots.glob("step-*"))
     run.write_text(RUN.replace(str(MANY_STEPS), str(last)))
-    ask("scontrol", "update", f"JobId={number}", "StartTime=now")
-    wait(lambda: "COMPLETED" in ask("scontrol", "show", "job", number), log)
+    start_again(number, lambda: "COMPLETED" in ask("scontrol", "show", "job", number), log)
     assert has_resumed(3)
     assert (snapshots / f"step-{last:012d}/manifest.json").exists()
