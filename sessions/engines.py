@@ -25,3 +25,5 @@ def engines(session: nox.Session) -> None:
     if shutil.which("slurmctld") is None and not apt_install(session, SLURM):
         session.warn(f"tests of Slurm are skipped; to run them: sudo apt install {' '.join(SLURM)}")
     session.run("pytest", *(session.posargs or TESTS))
+    if not session.posargs:
+        session.run("pytest", "tests/test_documents.py", "-k", "run-on-ray")

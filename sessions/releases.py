@@ -45,7 +45,7 @@ EXTRAS = {
     "serve": ("cli", "packed", "storage-tiered", "serve"),
     "train": ("cli", "storage-tiered", "train"),
     "plan": ("cli", "plan"),
-    "ray": ("cli", "framework-torch", "storage-tiered", "train", "engine-ray"),
+    "ray": ("cli", "framework-torch", "storage-tiered", "packed", "train", "engine-ray"),
     **{name: (name,) for name in ("cli", "packed", "testing")},
 }
 

@@ -114,6 +114,14 @@ def test_a_train_job_sets_all_variables_that_start_the_ranks() -> None:
     assert {each.removeprefix("PET_") for each in variables if each.startswith("PET_")} <= actions
 
 
+def test_pods_that_recommend_share_all_parts() -> None:
+    (job,) = [each for each in manifests() if (each.kind, each.name) == ("Job", "recommend")]
+    (container,) = pod(job)["spec"]["containers"]
+    assert job.body["spec"]["completionMode"] == "Indexed"
+    expected = f"--parts=$(JOB_COMPLETION_INDEX)/{job.body['spec']['completions']}"
+    assert expected in container["args"]
+
+
 @pytest.mark.parametrize("file", ["train.yaml", "serve.yaml"])
 def test_a_file_equals_the_output_of_the_command_in_its_header(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

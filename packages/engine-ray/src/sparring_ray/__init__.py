@@ -1,4 +1,4 @@
-"""Training with sparring on Ray Train.
+"""Training with sparring on Ray Train, and recommendations with Ray Data.
 
 Names are imported on first access, because listing plugins imports `sparring_ray.plugin`.
 """
@@ -9,13 +9,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sparring_ray.recommending import recommend
     from sparring_ray.section import RayData
     from sparring_ray.snapshot_reports import read_snapshot_url
     from sparring_ray.training import train
 
-__all__ = ["RayData", "read_snapshot_url", "train"]
+__all__ = ["RayData", "read_snapshot_url", "recommend", "train"]
 
-_HOMES = {"RayData": "section", "read_snapshot_url": "snapshot_reports", "train": "training"}
+_HOMES = {
+    "RayData": "section",
+    "read_snapshot_url": "snapshot_reports",
+    "recommend": "recommending",
+    "train": "training",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from sparring_train.join_stores import JoinStore
     from sparring_train.loop.saved_model import evaluate_model
     from sparring_train.metrics_files.writer import MetricsWriter
+    from sparring_train.recommend.all_users import RecommendationOptions, open_recommendations
+    from sparring_train.recommend.part_jobs import PartsResult, compute_parts, count_parts
     from sparring_train.registered_kinds import find_trainer
     from sparring_train.run.result import TrainResult
     from sparring_train.run.saved_run import open_run
@@ -55,8 +57,10 @@ __all__ = [
     "ModelSection",
     "OffsetGoneError",
     "OpenRequest",
+    "PartsResult",
     "Ranking",
     "RawRows",
+    "RecommendationOptions",
     "RendezvousConfig",
     "RunConfig",
     "Schema",
@@ -65,9 +69,12 @@ __all__ = [
     "StreamRead",
     "StreamSource",
     "TrainResult",
+    "compute_parts",
     "config_as_yaml",
+    "count_parts",
     "evaluate_model",
     "load_config",
+    "open_recommendations",
     "open_run",
     "parse_config",
     "find_strings",
@@ -93,8 +100,10 @@ _HOMES = {
     "ModelSection": "config.sections.kinds",
     "OffsetGoneError": "streams",
     "OpenRequest": "data.dataset",
+    "PartsResult": "recommend.part_jobs",
     "Ranking": "config.sections.kinds",
     "RawRows": "data.table.decode",
+    "RecommendationOptions": "recommend.all_users",
     "RendezvousConfig": "config.run",
     "RunConfig": "config.run",
     "Schema": "columns",
@@ -103,11 +112,14 @@ _HOMES = {
     "StreamRead": "streams",
     "StreamSource": "streams",
     "TrainResult": "run.result",
+    "compute_parts": "recommend.part_jobs",
     "config_as_yaml": "config.reading.printer",
     "evaluate_model": "loop.saved_model",
     "load_config": "config.reading.loader",
     "open_run": "run.saved_run",
     "parse_config": "config.reading.loader",
+    "count_parts": "recommend.part_jobs",
+    "open_recommendations": "recommend.all_users",
     "find_strings": "data.table.strings",
     "find_trainer": "registered_kinds",
 }
