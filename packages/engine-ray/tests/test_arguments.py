@@ -14,6 +14,7 @@ pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 import sparring_ray
 from sparring.errors import ConfigError, DataError, InvalidArgumentError, PluginError, SparringError
 from sparring_ray.dataset import RayDataset
+from sparring_ray.training import _read_config
 from sparring_train import OpenRequest
 
 CONFIG = "{data: {kind: synthetic_criteo}, model: {kind: dlrm}, snapshots: {url: saved}}"
@@ -24,7 +25,7 @@ CONFIG = "{data: {kind: synthetic_criteo}, model: {kind: dlrm}, snapshots: {url:
     [
         (0, {}, InvalidArgumentError, "num_workers: found 0"),
         ((3, 2), {}, InvalidArgumentError, "num_workers: found (3, 2)"),
-        (1, {"snapshots.url": None, "snapshots.resume": False}, ConfigError, "snapshots"),
+        (1, {"snapshots.url": None}, ConfigError, "snapshots.resume requires a folder"),
         (1, {"training.epoch": 2}, ConfigError, "epoch"),
         (1, {"framework": "tensorflow"}, ConfigError, "expected torch"),
     ],
@@ -41,6 +42,19 @@ def test_wrong_arguments_are_rejected(
     with pytest.raises(error) as raised:
         sparring_ray.train(path, num_workers, **overrides)
     assert message in str(raised.value)
+
+
+def test_paths_of_overrides_start_at_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    assert _read_config(path, {}).snapshots.url == str(tmp_path / "saved")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir("here")
+    read = _read_config(path, {"snapshots.url": "other", "seed": 3})
+    assert (read.snapshots.url, read.seed) == (str(tmp_path / "here/other"), 3)
 
 
 def test_a_missing_ray_is_reported_with_the_command_to_install_it(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from sparring import make_plugin_manager
@@ -96,14 +97,11 @@ def _check_num_workers(num_workers: int | tuple[int, int]) -> None:
 def _read_config(config: str | os.PathLike[str], overrides: Mapping[str, Any]) -> RunConfig:
     """Returns the configuration with absolute paths, so that each worker reads the same files."""
     given = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    # Also rejects a configuration without snapshots, from which workers load their rows again.
     resuming = [*given, "snapshots.resume=true"]
     read = load_config(config, resuming, plugin_manager=make_plugin_manager())
-    if read.snapshots.url is None:
-        raise ConfigError(
-            f"{config}: snapshots.url is null, but workers that Ray starts again load their rows from "
-            "snapshots; set it to a folder or an object store that all workers can access",
-            setting="snapshots.url",
-        )
+    # Paths in overrides start at the current folder, which differs on workers.
+    read = parse_config(config_as_yaml(read), folder=str(Path.cwd()))
     if read.framework != "torch":
         raise ConfigError(
             f"{config}: found framework: {read.framework}, expected torch, because Ray connects the "
