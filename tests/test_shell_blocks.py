@@ -35,6 +35,7 @@ OTHER_PROGRAMS = {
     "change the machine": "git sudo",
     "build programs, which other tests do": "cmake ctest",
     "need a cluster; tests/test_kubernetes.py checks the files": "docker kubectl",
+    "need Slurm; packages/plan/tests/test_slurm.py runs a job": "sbatch",
     "need a service": "curl grpcurl",
 }
 
