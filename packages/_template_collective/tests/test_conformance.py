@@ -21,12 +21,10 @@ from sparring_tcp.backend import TcpCollective
 from sparring_tcp.plugin import sparring_register_collective
 from sparring_testing import CollectiveTests
 
-pytestmark = pytest.mark.alone
-
 [TCP] = sparring_register_collective()
 
 
-def join(folder: Path, rank: int, world_size: int, deadline_seconds: float = 10.0) -> Collective:
+def join(folder: Path, rank: int, world_size: int, deadline_seconds: float = 60.0) -> Collective:
     options = TcpOptions(folder=folder, start_seconds=30.0)
     return TCP.factory(Membership(rank, world_size), options, deadline_seconds)
 
@@ -37,7 +35,7 @@ class TestTcpCollective(CollectiveTests):
         numbers = count()
 
         def run(
-            world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 10.0
+            world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 60.0
         ) -> list[Any]:
             folder = tmp_path / str(next(numbers))
 

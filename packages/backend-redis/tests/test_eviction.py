@@ -15,10 +15,9 @@ from sparring_redis.testing.server import RedisServer, redis_server_missing
 
 TABLE = TableConfig("films", 64)
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(redis_server_missing() is not None, reason=redis_server_missing() or ""),
-]
+pytestmark = pytest.mark.skipif(
+    redis_server_missing() is not None, reason=redis_server_missing() or ""
+)
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-lfu", "allkeys-random"])

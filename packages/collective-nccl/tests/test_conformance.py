@@ -12,11 +12,9 @@ from sparring_nccl.collective import NcclCollective
 from sparring_nccl.testing import open_fake_nccl
 from sparring_testing.collectives.collective_tests import CollectiveTests
 
-pytestmark = pytest.mark.alone
-
 
 def run_threads(
-    world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 10.0
+    world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 60.0
 ) -> list[Any]:
     """Runs `body` once per rank, each on a separate thread."""
     gpus, group = open_fake_nccl(), LocalGroup(world_size, deadline_seconds=deadline_seconds)

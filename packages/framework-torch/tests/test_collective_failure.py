@@ -55,7 +55,7 @@ def start() -> Iterator[Start]:
                 )
             )
         for rank in range(WORLD_SIZE):
-            read(folder / f"{rank}.started", 60)
+            read(folder / f"{rank}.started", 300)
         return processes
 
     yield launch
@@ -92,7 +92,7 @@ def test_all_survivors_name_a_killed_rank_long_before_the_deadline(
     killed = time.time()
     processes[victim].kill()
     for rank in set(range(WORLD_SIZE)) - {victim}:
-        check(tmp_path / f"{rank}.failed", victim, killed, 10.0)
+        check(tmp_path / f"{rank}.failed", victim, killed, 30.0)
         assert processes[rank].wait(END_SECONDS) == 1, "the survivor ends by itself"
 
 
@@ -110,4 +110,4 @@ def test_all_survivors_name_a_stopped_rank_within_the_deadline(
             check(folder / f"{rank}.failed", victim, stopped, deadline * 1.1)
             assert processes[rank].wait(END_SECONDS) == 1, "the survivor ends by itself"
 
-    check_with_deadlines(check_stopped, (5.0, 15.0))
+    check_with_deadlines(check_stopped, (5.0, 15.0, 45.0))

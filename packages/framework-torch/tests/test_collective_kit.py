@@ -12,8 +12,6 @@ import pytest
 from sparring_testing.collectives.collective_tests import CollectiveTests
 from sparring_testing.processes.rank_processes import RankProcesses
 
-pytestmark = pytest.mark.alone
-
 WORLD_SIZE = 3
 
 

@@ -32,7 +32,7 @@ from sparring_train.run.ranks import Ranks
 
 KEYS = np.arange(2_000)
 WORLD_SIZE, BROKEN = 3, 1
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 class SlowRestore(MemoryStorage):

@@ -10,11 +10,9 @@ import pytest
 from sparring.collective.local import LocalGroup
 from sparring_testing.collectives.collective_tests import CollectiveTests
 
-pytestmark = pytest.mark.alone
-
 
 def run_threads(
-    world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 10.0
+    world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 60.0
 ) -> list[Any]:
     """Runs `body` once per rank, each on a separate thread."""
     group = LocalGroup(world_size, deadline_seconds=deadline_seconds)

@@ -20,7 +20,7 @@ from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 KEYS = np.arange(6)
 BROKEN = 1
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 def add_one(updates: Any) -> None:

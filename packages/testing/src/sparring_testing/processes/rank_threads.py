@@ -13,7 +13,7 @@ __all__ = ["run_ranks"]
 
 
 def run_ranks(
-    world_size: int, body: Callable[[Collective], Any], deadline: float = 10.0
+    world_size: int, body: Callable[[Collective], Any], deadline: float = 60.0
 ) -> list[Any]:
     """Runs `body` on each rank, each on its own thread.
 
