@@ -178,6 +178,7 @@ def start_again(job: str, is_true: Callable[[], bool], log: Path) -> None:
         ask("scontrol", "update", f"JobId={job}", "StartTime=now")
         return is_true()
 
+    time.sleep(3)  # a job that starts in the second in which it was queued again has no credential
     wait(ask_and_check, log)
 
 
