@@ -24,7 +24,7 @@ import sparring_ray
 from sparring import ScanChunk, list_snapshots, open_snapshot, scan_rows
 from sparring_ray import training
 
-DEADLINE_SECONDS = 240
+DEADLINE_SECONDS = 600
 STEPS = 60
 CONFIG = f"""
 seed: 1

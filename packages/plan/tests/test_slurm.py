@@ -16,7 +16,7 @@ import pytest
 
 from sparring_cli.application import main
 
-DEADLINE_SECONDS = 150
+DEADLINE_SECONDS = 600
 MANY_STEPS = 10**6
 RUN = f"""
 threads: 1
