@@ -52,6 +52,7 @@ BENCHMARKS = (
     "tiers",
     "serving_lookup",
     "top_k",
+    "all_users",
     "reading",
     "exported_program",
     "serving_start",

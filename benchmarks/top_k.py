@@ -55,7 +55,8 @@ def measure(scale: Scale) -> list[Figure]:
 
 
 def _contenders(tables: Any, rows: Floats, queries: Floats) -> dict[str, Callable[[], object]]:
-    from sparring_packed.top_k_search import BLOCK_QUERIES, BLOCK_ROWS
+    from benchmarks.all_users import BLOCK_ITEMS as BLOCK_ROWS
+    from benchmarks.all_users import BLOCK_USERS as BLOCK_QUERIES
 
     scores = np.empty(BLOCK_QUERIES * BLOCK_ROWS, np.float32)
 

@@ -35,6 +35,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("serving_channel", 24),
         ("serving_deltas", 24),
         ("serving_filters", 30_000),
+        ("part_kills", 4),
         ("parameter_faults", 200),
         ("parameter_kills", 1),
         pytest.param("parameter_kills", 3, marks=pytest.mark.long),

@@ -265,9 +265,13 @@ typedef struct SparringPackedBest {
 } SparringPackedBest;
 
 /*
- * Selects the k best scores for each of q queries, from scores that are passed in blocks: a
- * larger score is better, the smaller id wins for equal scores, and NaN is never selected. The
- * caller multiplies queries with rows, for example of a scan; no open snapshot is needed.
+ * Selects the k best rows for each of q queries, from rows that are passed in blocks: a larger
+ * score is better, the smaller id wins for equal scores, and NaN is never selected. No open
+ * snapshot is needed; the rows may be those of a scan.
+ *
+ * The score of a row is the sum of its start and its products with the query, in the order of the
+ * elements, each product fused with the addition. It has the same bits on every CPU, for any blocks
+ * and any number of threads.
  *
  * Zero `counts` before the first block, and pass the same arrays with each block. `is_last`
  * sorts the result, the best first, and leaves at most k; the last call may have no rows.
@@ -277,7 +281,10 @@ typedef struct SparringPackedSelect {
   int64_t num_queries;             /* q                                                 */
   int64_t num_rows;                /* n: number of rows of this block                   */
   const int64_t* ids;              /* (n), each in only one block                       */
-  const float* scores;             /* (q, n)                                            */
+  int64_t dim;
+  const float* queries;            /* (q, dim)                                          */
+  const float* rows;               /* (n, dim)                                          */
+  const float* starts;             /* (n), or NULL if all are 0                         */
   const int64_t* excluded;         /* excluded ids, ascending per query; or NULL        */
   const int64_t* excluded_offsets; /* (q + 1): offsets of the queries in `excluded`     */
   int64_t k;                       /* at least 1                                        */

@@ -16,7 +16,7 @@ from sparring import TableConfig, open_storage
 from sparring.errors import InvalidArgumentError, UnknownTableError
 from sparring_packed import TopK, TopKSearch, top_k
 from sparring_packed.library import set_simd_level, simd_level
-from sparring_packed.top_k_search import BLOCK_ROWS, Jagged
+from sparring_packed.top_k_search import Jagged
 
 DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
 METRICS = ("dot", "cosine", "l2")
@@ -79,7 +79,7 @@ def test_the_best_of_a_table_equal_sorting_its_rows(
     new_training: Any, dtype: str, metric: Any
 ) -> None:
     training = new_training(TableConfig("item", dim=21))
-    keys = np.random.default_rng(0).choice(10**9, 2 * BLOCK_ROWS + 77, replace=False) - 5 * 10**8
+    keys = np.random.default_rng(0).choice(10**9, 2 * 4096 + 77, replace=False) - 5 * 10**8
     training.save(training.draw(keys, 1))
     training.publish(quantize={"item": dtype})
     queries = np.random.default_rng(2).normal(size=(40, 21)).astype(np.float32)
@@ -107,6 +107,20 @@ def test_deltas_are_ranked_by_their_newest_rows(trained: Any) -> None:
         everything = tables.top_k("item", axis, 5_000)
     assert found.keys[0, :2].tolist() == [old[0], 77]
     assert sorted(lists_of(everything)[0]) == sorted(trained.rows)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_scores_have_the_same_bits_at_each_level_and_in_any_blocks(level: str, metric: Any) -> None:
+    random = np.random.default_rng(7)
+    keys, rows = np.arange(700), random.normal(size=(700, 21)).astype(np.float32)
+    queries = random.normal(size=(50, 21)).astype(np.float32)
+    found = top_k([(keys, rows)], queries, 9, metric=metric)
+    set_simd_level("portable")
+    for some in (range(0, 50), range(3, 4), range(5, 45)):
+        blocks = ((keys[at : at + 33], rows[at : at + 33]) for at in range(0, 700, 33))
+        again = top_k(blocks, queries[some], 9, metric=metric)
+        assert (again.keys == found.keys[some]).all()
+        assert (again.scores == found.scores[some]).all()
 
 
 @pytest.mark.parametrize("k", [1, 7, 2_000])

@@ -44,13 +44,30 @@ struct PoolArguments {
   int64_t stride;           // elements
 };
 
+// Dot products of a tile of queries and a tile of rows.
+struct TileArguments {
+  const float* queries;  // (dim, tile_queries)
+  const float* rows;     // (dim, tile_rows)
+  const float* starts;   // (tile_rows): added to the products of a row
+  const float* bounds;   // (tile_queries)
+  int64_t dim;
+  uint32_t* hits;        // out (tile_queries): bit i is set if the score of row i reaches the bound
+  float* scores;         // out (tile_queries, tile_rows): only those of queries with hits
+};
+
+constexpr int64_t kMaxTileQueries = 12;
+constexpr int64_t kMaxTileRows = 32;
+
 // Loops of one level; the first three are indexed by stored dtype.
 struct RowLoops {
   void (*widen[5])(const WidenArguments&);
   void (*sum[5])(const SumArguments&);
   void (*pool[5])(const PoolArguments&);
-  // Returns the index of the first of `count` scores that is >= `bound`, or `count`. NaN never is.
-  int64_t (*first_at_least)(const float* scores, int64_t count, float bound);
+  // Returns whether any score reaches the bound of its query; if none does, nothing is written. A score
+  // is the sum of its start and its products in the order of elements, each fused.
+  bool (*multiply)(const TileArguments&);
+  int64_t tile_queries;  // at most kMaxTileQueries
+  int64_t tile_rows;     // at most kMaxTileRows
 };
 
 extern const RowLoops kPortableLoops;

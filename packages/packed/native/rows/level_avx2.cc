@@ -12,6 +12,7 @@ namespace {
 
 using Floats = __m256;
 constexpr int kLanes = 8;
+constexpr int kTileQueries = 6;
 
 inline Floats load(const float* from) { return _mm256_loadu_ps(from); }
 inline void store(float* to, Floats value) { _mm256_storeu_ps(to, value); }

@@ -12,6 +12,7 @@ namespace {
 
 using Floats = __m512;
 constexpr int kLanes = 16;
+constexpr int kTileQueries = 12;
 // Forms with a mask, because GCC 12 warns of an uninitialized value inside the forms without one.
 constexpr __mmask16 kAll = 0xffff;
 

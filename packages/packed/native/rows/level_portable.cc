@@ -8,6 +8,7 @@ namespace {
 
 typedef float Floats __attribute__((vector_size(16)));
 constexpr int kLanes = 4;
+constexpr int kTileQueries = 4;
 
 inline Floats load(const float* from) {
   Floats value;

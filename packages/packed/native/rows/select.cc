@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "rows/simd.h"
 #include "sparring/storage_border.h"
@@ -13,8 +14,9 @@ using border::check;
 using border::check_given;
 using border::refuse;
 
-// Minimum number of scores per thread.
-constexpr int64_t kGrain = 1 << 16;
+// Number of queries that are compared with a tile of rows, a multiple of every tile. With a dim of 64,
+// they take half a MiB.
+constexpr int64_t kGroup = 2040;
 
 bool is_better(const SparringPackedBest& a, const SparringPackedBest& b) {
   return a.score > b.score || (a.score == b.score && a.id < b.id);
@@ -77,12 +79,14 @@ void check_arguments(const SparringPackedSelect& arguments) {
   border::check_count(arguments.num_rows, "num_rows");
   check(arguments.k >= 1, "k must be at least 1", arguments.k);
   check(arguments.capacity > arguments.k, "capacity must be greater than k", arguments.capacity);
+  border::check_count(arguments.dim, "dim");
   if (arguments.num_queries == 0) return;
+  check_given(arguments.queries != nullptr || arguments.dim == 0, "queries");
   check_given(arguments.best != nullptr, "best");
   check_given(arguments.counts != nullptr, "counts");
   if (arguments.num_rows > 0) {
     check_given(arguments.ids != nullptr, "ids");
-    check_given(arguments.scores != nullptr, "scores");
+    check_given(arguments.rows != nullptr, "rows");
   }
   for (int64_t query = 0; query < arguments.num_queries; ++query) {
     const int64_t count = arguments.counts[query];
@@ -97,24 +101,104 @@ void check_arguments(const SparringPackedSelect& arguments) {
   check_given(arguments.excluded != nullptr || offsets[arguments.num_queries] == 0, "excluded");
 }
 
+// Compares queries with all rows, without storing the scores.
+//
+//   queries  (tiles, dim, tile_queries): transposed once; a group of them stays in the L2 cache
+//   columns  (dim, tile_rows): the rows of one tile, transposed; stays in the L1 cache
+//
+// Nearly all scores are below the bound of their query and never leave the registers.
+class Comparison {
+ public:
+  Comparison(const SparringPackedSelect& arguments, int64_t begin, int64_t end)
+      : arguments_(arguments), begin_(begin), count_(end - begin) {
+    const auto num_tiles = static_cast<size_t>((count_ + tile_queries_ - 1) / tile_queries_);
+    const auto tile = static_cast<size_t>(tile_queries_);
+    const auto dim = static_cast<size_t>(arguments.dim);
+    queries_.resize(num_tiles * dim * tile);
+    // No score reaches the bound of the queries after the end.
+    bounds_.assign(num_tiles * tile, std::numeric_limits<float>::infinity());
+    for (int64_t query = 0; query < count_; ++query) {
+      kept_.emplace_back(arguments, begin + query);
+      bounds_[static_cast<size_t>(query)] = kept_.back().bound();
+      float* const to = queries_.data() + (query / tile_queries_ * arguments.dim) * tile_queries_ +
+                        query % tile_queries_;
+      const float* const from = arguments.queries + (begin + query) * arguments.dim;
+      for (int64_t d = 0; d < arguments.dim; ++d) to[d * tile_queries_] = from[d];
+    }
+    columns_.resize(dim * static_cast<size_t>(tile_rows_));
+  }
+
+  void run() {
+    for (int64_t first = 0; first < arguments_.num_rows; first += tile_rows_) {
+      const int64_t num_rows = std::min(tile_rows_, arguments_.num_rows - first);
+      read_rows(first, num_rows);
+      for (int64_t query = 0; query < count_; query += tile_queries_) compare_tile(first, query);
+    }
+    for (int64_t query = 0; query < count_; ++query) {
+      Kept& kept = kept_[static_cast<size_t>(query)];
+      if (arguments_.is_last != 0) kept.sort();
+      arguments_.counts[begin_ + query] = kept.count();
+    }
+  }
+
+ private:
+  void read_rows(int64_t first, int64_t num_rows) {
+    const int64_t dim = arguments_.dim;
+    for (int64_t row = 0; row < tile_rows_; ++row) {
+      // NaN is never selected.
+      starts_[row] = row >= num_rows ? std::numeric_limits<float>::quiet_NaN()
+                     : arguments_.starts != nullptr ? arguments_.starts[first + row]
+                                                    : 0.0f;
+    }
+    const float* const from = arguments_.rows + first * dim;
+    float* const to = columns_.data();
+    for (int64_t row = 0; row < num_rows; ++row) {
+      for (int64_t d = 0; d < dim; ++d) to[d * tile_rows_ + row] = from[row * dim + d];
+    }
+  }
+
+  void compare_tile(int64_t first, int64_t query) {
+    float* const bounds = bounds_.data() + query;
+    if (!loops_.multiply({queries_.data() + query * arguments_.dim, columns_.data(), starts_, bounds,
+                          arguments_.dim, hits_, scores_})) {
+      return;
+    }
+    const int64_t num_queries = std::min(tile_queries_, count_ - query);
+    for (int64_t i = 0; i < num_queries; ++i) {
+      if (hits_[i] == 0) continue;
+      Kept& kept = kept_[static_cast<size_t>(query + i)];
+      for (uint32_t hits = hits_[i]; hits != 0; hits &= hits - 1) {
+        const int row = __builtin_ctz(hits);
+        kept.offer({arguments_.ids[first + row], scores_[i * tile_rows_ + row], 0});
+      }
+      bounds[i] = kept.bound();
+    }
+  }
+
+  const SparringPackedSelect& arguments_;
+  const RowLoops& loops_ = row_loops();
+  const int64_t tile_queries_ = loops_.tile_queries;
+  const int64_t tile_rows_ = loops_.tile_rows;
+  const int64_t begin_;
+  const int64_t count_;
+  std::vector<Kept> kept_;
+  std::vector<float> queries_;
+  std::vector<float> bounds_;
+  std::vector<float> columns_;
+  float starts_[kMaxTileRows];
+  uint32_t hits_[kMaxTileQueries];
+  float scores_[kMaxTileQueries * kMaxTileRows];
+};
+
 }  // namespace
 
 void select(SparringPackedSelect& arguments) {
   check_arguments(arguments);
-  const RowLoops& loops = row_loops();
-  const int64_t num_rows = arguments.num_rows;
-  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, num_rows));
   border::parallel_for(
-      arguments.call.executor, arguments.num_queries, grain, [&](int64_t begin, int64_t end) {
-        for (int64_t query = begin; query < end; ++query) {
-          Kept kept(arguments, query);
-          const float* const scores = arguments.scores + query * num_rows;
-          for (int64_t at = 0; at < num_rows; ++at) {
-            at += loops.first_at_least(scores + at, num_rows - at, kept.bound());
-            if (at < num_rows) kept.offer({arguments.ids[at], scores[at], 0});
-          }
-          if (arguments.is_last != 0) kept.sort();
-          arguments.counts[query] = kept.count();
+      arguments.call.executor, arguments.num_queries, row_loops().tile_queries,
+      [&](int64_t begin, int64_t end) {
+        for (; begin < end; begin += kGroup) {
+          Comparison(arguments, begin, std::min(end, begin + kGroup)).run();
         }
       });
 }

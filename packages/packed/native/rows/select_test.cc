@@ -1,4 +1,4 @@
-// Tests selection from blocks of scores with an executor; Python's tests compare with sorting.
+// Tests selection from blocks of rows with an executor; Python's tests compare with sorting.
 #include "rows/select.h"
 
 #include <algorithm>
@@ -17,11 +17,11 @@ constexpr int64_t kBlocks = 5;
 constexpr int64_t kRows = 1001;
 constexpr int64_t kBest = 7;
 constexpr int64_t kCapacity = 9;
+constexpr int64_t kKinds = 5;
 
-// Few distinct values, so that many are equal; some are NaN.
+// Few distinct values, so that many are equal. A row whose start is NaN is never selected.
 float score_of(int64_t query, int64_t id) {
-  const int64_t value = (id * 7919 + query * 104729) % 211;
-  return value == 5 ? std::nanf("") : static_cast<float>(value);
+  return static_cast<float>((id * 7919 + query % kKinds * 104729) % 211);
 }
 
 struct Selection {
@@ -31,9 +31,15 @@ struct Selection {
   std::vector<int64_t> offsets{0};
 
   SparringStatus add(const std::vector<int64_t>& ids, bool is_last, const SparringExecutor* executor) {
-    std::vector<float> scores;
+    // A query selects its own element of each row.
+    std::vector<float> queries(kQueries * kKinds);
     for (int64_t query = 0; query < kQueries; ++query) {
-      for (const int64_t id : ids) scores.push_back(score_of(query, id));
+      queries[static_cast<size_t>(query * kKinds + query % kKinds)] = 1;
+    }
+    std::vector<float> rows, starts;
+    for (const int64_t id : ids) {
+      starts.push_back(id % 100 == 3 ? std::nanf("") : 0);
+      for (int64_t kind = 0; kind < kKinds; ++kind) rows.push_back(score_of(kind, id));
     }
     SparringPackedSelect arguments{};
     arguments.call.struct_bytes = sizeof arguments;
@@ -42,7 +48,10 @@ struct Selection {
     arguments.num_queries = kQueries;
     arguments.num_rows = static_cast<int64_t>(ids.size());
     arguments.ids = ids.data();
-    arguments.scores = scores.data();
+    arguments.dim = kKinds;
+    arguments.queries = queries.data();
+    arguments.rows = rows.data();
+    arguments.starts = starts.data();
     arguments.excluded = excluded.data();
     arguments.excluded_offsets = offsets.data();
     arguments.k = kBest;
@@ -71,7 +80,7 @@ void test_the_best_are_those_of_a_sort(const SparringExecutor* executor) {
   for (int64_t query = 0; query < kQueries; ++query) {
     std::vector<SparringPackedBest> all;
     for (int64_t id = 0; id < kBlocks * kRows; ++id) {
-      if (std::isnan(score_of(query, id)) || (id < 400 && id % 3 == query % 3)) continue;
+      if (id % 100 == 3 || (id < 400 && id % 3 == query % 3)) continue;
       all.push_back({id, score_of(query, id), 0});
     }
     std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.score > b.score; });

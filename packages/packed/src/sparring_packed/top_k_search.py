@@ -1,13 +1,14 @@
 """Exact top-k search: finds the rows with the best scores for each query, in blocks of rows.
 
-NumPy multiplies a block of rows with the queries, and ``sparring_packed_select`` keeps the rows that are
-better than the worst of the current k best. Memory is bounded by one block of scores, and about 2 k
-candidates per query.
+``sparring_packed_select`` multiplies rows with queries in registers, and keeps the rows that are better
+than the worst of the current k best. Memory is bounded by about 2 k candidates per query.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -19,7 +20,6 @@ from sparring.errors import InvalidArgumentError
 from sparring_packed import library as native
 
 __all__ = [
-    "BLOCK_QUERIES",
     "BLOCK_ROWS",
     "Jagged",
     "Metric",
@@ -38,9 +38,12 @@ Jagged = tuple[npt.ArrayLike, npt.ArrayLike]
 """``(n,)`` ids and ``(q + 1,)`` offsets: query i has ``ids[offsets[i]:offsets[i + 1]]``."""
 Floats = npt.NDArray[np.float32]
 
-BLOCK_ROWS = 4096
-"""Rows per multiplication: with `BLOCK_QUERIES`, the scores fit in the CPU caches."""
-BLOCK_QUERIES = 512
+BLOCK_ROWS = 1 << 16
+"""Maximum number of rows per call of the native library, which normalizes or measures them first."""
+_THREAD_QUERIES = 12
+"""Minimum number of queries per thread: a tile of the native library."""
+_THREAD_PRODUCTS = 1 << 25
+"""Minimum number of products per thread, which take about 1 ms."""
 _SPARE = 32
 """Minimum number of candidates in addition to k."""
 
@@ -100,8 +103,8 @@ def top_k(
         k: number of rows per query, at least 1.
         exclude: keys to exclude for each query, ``(keys, offsets)``.
         metric: ``dot``, the dot product; ``cosine``, the dot product divided by both lengths, 0 for a row
-            of zeros; ``l2``, the negative squared distance. Computed in float32 by NumPy's matrix
-            multiplication, so the order of rows whose scores differ by less than its rounding may vary.
+            of zeros; ``l2``, the negative squared distance. Computed in float32 in a fixed order of
+            additions, so results have the same bits on all CPUs and for any chunks.
 
     Raises:
         InvalidArgumentError: an argument is invalid.
@@ -158,12 +161,11 @@ class TopKSearch:
         self._excluded, self._offsets = validate_exclusion(exclude, count)
         self._best = np.empty((count, self.k + max(self.k, _SPARE)), _BEST)
         self._counts = np.zeros(count, np.int64)
-        self._scores = np.empty(min(count, BLOCK_QUERIES) * BLOCK_ROWS, np.float32)
 
     @property
     def memory_bytes(self) -> int:
         """Size of the search's buffers, which does not depend on the number of added rows."""
-        return self._queries.nbytes + self._best.nbytes + self._scores.nbytes
+        return self._queries.nbytes + self._best.nbytes
 
     def check_dim(self, dim: int, what: str = "rows") -> None:
         """Raises InvalidArgumentError if `what` and the queries differ in their number of elements.
@@ -196,7 +198,7 @@ class TopKSearch:
 
     def result(self) -> TopK:
         """Returns the best of all added rows. More rows may be added afterwards."""
-        self._select(0, len(self._counts), is_last=True)
+        self._select(is_last=True)
         found = TopK.empty(len(self._counts), self.k)
         keys, scores = found.keys, found.scores
         is_filled = np.arange(self.k) < self._counts[:, None]
@@ -211,44 +213,55 @@ class TopKSearch:
         return TopK(keys, scores, self._counts.copy())
 
     def _add_block(self, ids: Keys, rows: Floats) -> None:
-        penalty = None
+        starts = None
         if self.metric == "cosine":
             rows = normalize_vectors(rows)
         elif self.metric == "l2":
-            penalty = np.einsum("ij,ij->i", rows, rows)
-        for begin in range(0, len(self._queries), BLOCK_QUERIES):
-            queries = self._queries[begin : begin + BLOCK_QUERIES]
-            scores = self._scores[: len(queries) * len(ids)].reshape(len(queries), len(ids))
-            np.matmul(queries, rows.T, out=scores)
-            if penalty is not None:
-                scores -= penalty
-            self._select(begin, begin + len(queries), ids, scores)
+            starts = -np.einsum("ij,ij->i", rows, rows)
+        self._select(ids, rows, starts)
 
     def _select(
         self,
-        begin: int,
-        end: int,
         ids: Keys | None = None,
-        scores: Floats | None = None,
+        rows: Floats | None = None,
+        starts: Floats | None = None,
         *,
         is_last: bool = False,
     ) -> None:
-        """Keeps the best rows of the queries from `begin` to `end`."""
-        arguments = native.Select(
-            num_queries=end - begin,
-            k=self.k,
-            capacity=self._best.shape[1],
-            best=_address(self._best, begin),
-            counts=_address(self._counts, begin),
-            is_last=is_last,
-        )
-        if ids is not None and scores is not None:
-            arguments.num_rows = len(ids)
-            arguments.ids, arguments.scores = ids.ctypes.data, scores.ctypes.data
-        if self._excluded is not None and self._offsets is not None:
-            arguments.excluded = _address(self._excluded, 0)
-            arguments.excluded_offsets = _address(self._offsets, begin)
-        native.call("select", arguments)
+        """Keeps the best rows of all queries. Threads share the queries."""
+        count, num_rows = len(self._counts), 0 if ids is None else len(ids)
+        work = count * max(num_rows * self._queries.shape[1], self._best.shape[1])
+        most = min(len(os.sched_getaffinity(0)), -(-count // _THREAD_QUERIES))
+        num_threads = max(1, min(most, work // _THREAD_PRODUCTS))
+        ends = [count * each // num_threads for each in range(num_threads + 1)]
+
+        def select(begin: int, end: int) -> None:
+            arguments = native.Select(
+                num_queries=end - begin,
+                num_rows=num_rows,
+                dim=self._queries.shape[1],
+                queries=_address(self._queries, begin),
+                k=self.k,
+                capacity=self._best.shape[1],
+                best=_address(self._best, begin),
+                counts=_address(self._counts, begin),
+                is_last=is_last,
+            )
+            if ids is not None and rows is not None:
+                arguments.ids, arguments.rows = ids.ctypes.data, rows.ctypes.data
+            if starts is not None:
+                arguments.starts = starts.ctypes.data
+            if self._excluded is not None and self._offsets is not None:
+                arguments.excluded = _address(self._excluded, 0)
+                arguments.excluded_offsets = _address(self._offsets, begin)
+            native.call("select", arguments)
+
+        if num_threads == 1:
+            return select(0, count)
+        # Threads are not kept, because a process may fork. Starting them takes far less than the work.
+        with ThreadPoolExecutor(num_threads) as threads:
+            list(threads.map(select, ends[:-1], ends[1:]))
+        return None
 
 
 def validate_metric(metric: Metric) -> Metric:

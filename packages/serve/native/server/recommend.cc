@@ -11,9 +11,9 @@ namespace sparring::serve {
 
 namespace {
 
-// Sizes of sparring_packed.TopKSearch: the scores of a block fit in the caches.
+// Number of rows that are scanned at a time.
 constexpr int64_t kBlockRows = 4096;
-constexpr int64_t kBlockQueries = 512;
+// Minimum number of candidates in addition to k.
 constexpr int64_t kSpare = 32;
 
 [[noreturn]] void refuse(const std::string& message, const char* reason = "message") {
@@ -72,8 +72,7 @@ std::string Recommend::answer(std::string_view content, double remaining_seconds
   if (!num_excluded.empty()) read_excluded(num_excluded, excluded);
   capacity_ = k_ + std::max(k_, kSpare);
   const int64_t num_bytes = 4 * num_queries_ * shape.dim +
-                            num_queries_ * capacity_ * static_cast<int64_t>(sizeof(SparringPackedBest)) +
-                            4 * std::min(num_queries_, kBlockQueries) * kBlockRows;
+                            num_queries_ * capacity_ * static_cast<int64_t>(sizeof(SparringPackedBest));
   const Admission::Admitted admitted(service_.admission(),
                                      static_cast<int64_t>(content.size()) + num_bytes);
   best_.resize(static_cast<size_t>(num_queries_ * capacity_));
@@ -166,7 +165,6 @@ void Recommend::compare(const Served& served, const TableShape& shape,
                         LookupService::Clock::time_point end) {
   std::vector<int64_t> ids(kBlockRows);
   std::vector<float> rows(static_cast<size_t>(kBlockRows * shape.dim));
-  std::vector<float> scores(static_cast<size_t>(std::min(num_queries_, kBlockQueries) * kBlockRows));
   auto scan = arguments_of<SparringPackedScan>();
   scan.version = version_.c_str();
   scan.table = shape.number;
@@ -180,12 +178,7 @@ void Recommend::compare(const Served& served, const TableShape& shape,
     } catch (const PackedError& error) {
       service_.refuse(served, error, version_);
     }
-    for (int64_t first = 0; first < num_queries_; first += kBlockQueries) {
-      const int64_t count = std::min(kBlockQueries, num_queries_ - first);
-      dot_products(queries_.data() + first * shape.dim, count, rows.data(), scan.count, shape.dim,
-                   scores.data());
-      select(ids.data(), scan.count, scores.data(), first, count, false);
-    }
+    select(&scan, shape.dim);
     num_rows += scan.count;
     if (scan.is_done != 0) break;
     if (LookupService::Clock::now() > end) {
@@ -196,25 +189,28 @@ void Recommend::compare(const Served& served, const TableShape& shape,
                         "deadline_exceeded");
     }
   }
-  select(nullptr, 0, nullptr, 0, num_queries_, true);
+  select(nullptr, shape.dim);
 }
 
-void Recommend::select(const int64_t* ids, int64_t num_rows, const float* scores, int64_t first,
-                       int64_t count, bool is_last) {
+void Recommend::select(const SparringPackedScan* scan, int64_t dim) {
   auto arguments = arguments_of<SparringPackedSelect>();
-  arguments.num_queries = count;
-  arguments.num_rows = num_rows;
-  arguments.ids = ids;
-  arguments.scores = scores;
+  arguments.num_queries = num_queries_;
+  arguments.queries = queries_.data();
+  arguments.dim = dim;
+  if (scan != nullptr) {
+    arguments.num_rows = scan->count;
+    arguments.ids = scan->ids;
+    arguments.rows = static_cast<const float*>(scan->rows);
+  }
   if (has_excluded_) {
     arguments.excluded = excluded_.data();
-    arguments.excluded_offsets = excluded_offsets_.data() + first;
+    arguments.excluded_offsets = excluded_offsets_.data();
   }
   arguments.k = k_;
   arguments.capacity = capacity_;
-  arguments.best = best_.data() + first * capacity_;
-  arguments.counts = counts_.data() + first;
-  arguments.is_last = is_last ? 1 : 0;
+  arguments.best = best_.data();
+  arguments.counts = counts_.data();
+  arguments.is_last = scan == nullptr ? 1 : 0;
   service_.tables().library().select(arguments);
 }
 

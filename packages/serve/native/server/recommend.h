@@ -25,8 +25,8 @@ class Recommend {
   void check_search() const;
   void read_excluded(std::string_view counts, std::string_view ids);
   void compare(const Served& served, const TableShape& shape, LookupService::Clock::time_point end);
-  void select(const int64_t* ids, int64_t num_rows, const float* scores, int64_t first, int64_t count,
-              bool is_last);
+  // Compares rows of a scan with all queries; without rows, sorts the result.
+  void select(const SparringPackedScan* scan, int64_t dim);
 
   LookupService& service_;
   int table_ = -1;
@@ -41,13 +41,6 @@ class Recommend {
   std::vector<SparringPackedBest> best_;    // (num_queries, capacity)
   std::vector<int64_t> counts_;             // (num_queries)
 };
-
-// Computes dot products: scores[q * num_rows + n] belongs to query q and row n.
-void dot_products(const float* queries,  // (num_queries, dim), host
-                  int64_t num_queries,
-                  const float* rows,  // (num_rows, dim), host
-                  int64_t num_rows, int64_t dim,
-                  float* scores);  // (num_queries, num_rows), host
 
 }  // namespace sparring::serve
 

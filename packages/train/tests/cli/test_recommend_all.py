@@ -190,3 +190,38 @@ def test_errors_say_how_to_fix_the_command(ask: Any, tmp_path: Path, folder: Pat
     asked = ["recommend", "plain", "--all-users", "-o", tmp_path / "o"]
     assert "--parts: found '3/2'" in ask(*asked, "--parts", "3/2")
     assert "--user is an option for one user" in ask(*asked, "--user", "user 1")
+
+
+def test_predictions_and_neighbors_of_all_rows_equal_the_other_commands(
+    ask: Any, tmp_path: Path, folder: Path, log: pyarrow.Table
+) -> None:
+    model = "model={kind: matrix_factorization, dim: 4, user: user_id, item: item_id}"
+    rated = log.append_column("rating", pyarrow.array(np.arange(600) % 5 + 1))
+    parquet.write_table(rated, folder / "rated.parquet", row_group_size=250)
+    asked = ["data.path=rated.parquet", "data.label=rating", model, "snapshots.url=rated"]
+    assert main(["train", "run.yaml", *asked]) == 0
+    assert main(["predict", "rated", "rated.parquet", "-o", str(tmp_path / "one.parquet")]) == 0
+    parts_of = [
+        "predict",
+        "rated",
+        "rated.parquet",
+        "-o",
+        f"{tmp_path}/parts/",
+        "--part-rows",
+        "130",
+    ]
+    assert main(parts_of) == 0
+    assert len(list((tmp_path / "parts").glob("part-*.parquet"))) == 5
+    one, parts = (parquet.read_table(tmp_path / name) for name in ("one.parquet", "parts"))
+    assert parts["user_id"].to_pylist() == one["user_id"].cast("string").to_pylist()
+    assert parts["prediction"].to_pylist() == pytest.approx(one["prediction"].to_pylist())
+
+    asked = ["neighbors", "plain", "item_id", "-k", K]
+    ask(*asked, "--all", "-o", tmp_path / "n", "--part-keys", 15)
+    rows = parquet.read_table(tmp_path / "n").to_pylist()
+    assert [row["key"] for row in rows] == [each * 3 for each in range(NUM_ITEMS)]
+    for row in rows[:3]:
+        found = ask(*asked, row["key"], "--index", "exact")["neighbors"]
+        assert row["neighbors"] == [each["key"] for each in found]
+        assert row["score"] == pytest.approx([each["score"] for each in found])
+    assert "expected either KEY, or --all with --output" in ask(*asked)

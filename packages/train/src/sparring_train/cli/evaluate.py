@@ -26,6 +26,9 @@ from sparring_train.cli.get import open_newest_snapshot
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.hookspecs import OpenedModel
 from sparring_train.loop.saved_model import evaluate_model
+from sparring_train.recommend.all_rows import PredictionJob
+from sparring_train.recommend.part_commands import PartsOption, write_parts
+from sparring_train.recommend.part_files import PartFolder
 from sparring_train.run.saved_run import open_run
 
 if TYPE_CHECKING:
@@ -67,6 +70,7 @@ def add_predict(application: typer.Typer) -> None:
         examples=[
             "sparring predict runs/clicks new.csv",
             "sparring predict runs/clicks new.parquet --output predictions.parquet",
+            "sparring predict runs/clicks s3://bucket/new --output s3://bucket/predictions/ --parts 0/16",
         ],
     )
 
@@ -105,21 +109,36 @@ def predict(
     ],
     overrides: OverridesArgument = None,
     output: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            "--output", "-o", help="File to write: .csv or .parquet. Default: standard output."
+            "--output",
+            "-o",
+            help="File to write: .csv or .parquet; or a folder or URL that ends in /, for Parquet parts "
+            "that the same command resumes. Default: standard output.",
         ),
     ] = None,
+    part_rows: Annotated[int, typer.Option(help="Number of rows per part of a folder.", min=1)] = 1
+    << 20,
+    parts: PartsOption = None,
 ) -> None:
     """Print or write the ids and the prediction of each row of a file, in order.
 
     Lists of ids are joined by | in CSV.
     """
-    if output is not None and output.suffix not in (".csv", ".parquet"):
-        raise InvalidArgumentError(
-            f"--output: found {output}, expected a name that ends in .csv or .parquet; rename it"
-        )
     found = open_newest_snapshot(snapshot)
+    if output is not None and output.endswith("/"):
+        # The bits of predictions may depend on the number of threads.
+        one_thread = [*(overrides or []), "threads=1"]
+        with open_run(found, one_thread, get_command_context(context).plugin_manager) as opened:
+            job = PredictionJob(found, *opened, path, part_rows)
+            write_parts(job, PartFolder(output), "rows", parts, as_json=False)
+        return
+    file = None if output is None else Path(output)
+    if file is not None and file.suffix not in (".csv", ".parquet"):
+        raise InvalidArgumentError(
+            f"--output: found {output}, expected a name that ends in .csv or .parquet, or in / for a "
+            "folder; rename it"
+        )
     with open_run(found, overrides or [], get_command_context(context).plugin_manager) as (
         config,
         model,
@@ -131,11 +150,11 @@ def predict(
             )
         counts = _Counts({each.name: 0 for each in config.data.columns.features})
         tables = _compute_first(_predictions(model, path, config.data.columns, counts))
-        if output is None:
+        if file is None:
             _write_csv(sys.stdout, tables)
         else:
-            count = _write_file(output, tables)
-            print_note(f"{output}: {count:,} predictions")
+            count = _write_file(file, tables)
+            print_note(f"{file}: {count:,} predictions")
     for name, count in counts.without_row.items():
         if count:
             print_note(

@@ -8,12 +8,15 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from sparring.errors import UnsupportedError
+from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_cli import JsonOption, add_command, get_command_context, make_console, print_json
 from sparring_train.cli.evaluate import SnapshotArgument
 from sparring_train.cli.get import open_newest_snapshot
+from sparring_train.recommend.all_rows import NeighborJob
 from sparring_train.recommend.item_index import IndexOption, chooses_faiss
 from sparring_train.recommend.names_of_ids import names_of_ids
+from sparring_train.recommend.part_commands import PartsOption, write_parts
+from sparring_train.recommend.part_files import PartFolder
 from sparring_train.run.same_run import RUN
 from sparring_train.run.saved_run import read_run_config
 from sparring_train.run.snapshot_rows import embeddings, find_embedding, find_key
@@ -32,26 +35,51 @@ def add_neighbors(application: typer.Typer) -> None:
         examples=[
             "sparring neighbors runs/films item 7",
             "sparring neighbors runs/films item shoe -k 5 --metric dot --json",
+            "sparring neighbors runs/films item --all --output neighbors -k 50",
         ],
         accepts_negative_numbers=True,
     )
 
 
-def neighbors(
+def neighbors(  # noqa: PLR0913, PLR0917 - typer makes the options of these
     context: typer.Context,
     snapshot: SnapshotArgument,
     table: Annotated[str, typer.Argument(help="The table's name.")],
     key: Annotated[
-        str, typer.Argument(help="A key of the table: a number, or a string as in the data.")
-    ],
+        str | None,
+        typer.Argument(help="A key of the table: a number, or a string as in the data."),
+    ] = None,
     k: Best = 10,
     metric: Annotated[
         str, typer.Option(help="cosine, dot or l2 (the squared distance times -1).")
     ] = "cosine",
     index: IndexOption = "auto",
+    all_keys: Annotated[
+        bool, typer.Option("--all", help="Write the neighbors of all keys to --output.")
+    ] = False,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Folder or URL for Parquet parts. The same command resumes at the first missing part.",
+        ),
+    ] = None,
+    part_keys: Annotated[
+        int, typer.Option(help="Number of keys per part of --output.", min=1)
+    ] = 16_384,
+    parts: PartsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the keys of a table whose embeddings are nearest to the embedding of one key."""
+    """Print the keys of a table whose embeddings are nearest to the embedding of one key.
+
+    With --all, the neighbors of all keys are written to --output in parts with a manifest.
+    """
+    if (key is None, output is not None) != (all_keys, all_keys):
+        raise InvalidArgumentError(
+            "neighbors: expected either KEY, or --all with --output; fix the options"
+        )
     try:
         from sparring_packed import FaissIndex, top_k
     except ImportError:
@@ -59,11 +87,16 @@ def neighbors(
             "neighbors needs sparring-packed; run: pip install 'sparring-train[ranking]'"
         ) from None
     found = open_newest_snapshot(snapshot)
+    measure = cast(Any, metric)  # The index validates the metric.
+    if key is None or output is not None:
+        job = NeighborJob(found, table, k, measure, part_keys)
+        write_parts(job, PartFolder(str(output)), "keys", parts, as_json=as_json)
+        return
     asked = find_key(found, table, key)
     query = find_embedding(found, table, asked)
     assert query is not None
     uses_faiss, itself = chooses_faiss(index), (np.array([asked]), np.array([0, 1]))
-    rows, measure = embeddings(found, table), cast(Any, metric)  # The index validates the metric.
+    rows = embeddings(found, table)
     if uses_faiss:
         best = FaissIndex(rows, metric=measure).top_k(query[None], k, exclude=itself)
     else:

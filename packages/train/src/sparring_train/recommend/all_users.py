@@ -7,9 +7,7 @@ the search compares every item in a fixed order of additions, and the smaller ke
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -49,8 +47,6 @@ Jagged = tuple[Ids, Ids]
 
 _BLOCK = 8192
 """Number of examples for which vectors are computed at a time."""
-_SEARCH_USERS = 1024
-"""Number of users that one thread compares with all items."""
 _SAMPLE_USERS = 256
 """Number of users for which the recall of an inexact index is measured."""
 
@@ -203,7 +199,6 @@ class RecommendationJob:
         ]
         self._places = np.arange(len(self._items.rows))
         self._faiss = self._make_index()
-        self._threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
 
     @property
     def num_rows(self) -> int:
@@ -393,26 +388,10 @@ class RecommendationJob:
         return cast("TopK", self._faiss.top_k(vectors, self._options.k, exclude=excluded))
 
     def _compare_all(self, vectors: Floats, excluded: Jagged | None) -> TopK:
-        """Compares all items with the vectors of users. Each thread searches for some users."""
-        from sparring_packed import TopK, TopKSearch
+        from sparring_packed import top_k
 
-        def search(begin: int) -> TopK:
-            end = min(begin + _SEARCH_USERS, len(vectors))
-            theirs = None
-            if excluded is not None:
-                ids, offsets = excluded
-                first, last = offsets[begin], offsets[end]
-                theirs = (ids[first:last], offsets[begin : end + 1] - first)
-            one = TopKSearch(vectors[begin:end], self._options.k, exclude=theirs)
-            one.add(self._places, self._items.rows)
-            return one.result()
-
-        found = list(self._threads.map(search, range(0, len(vectors), _SEARCH_USERS)))
-        return TopK(
-            np.concatenate([each.keys for each in found]),
-            np.concatenate([each.scores for each in found]),
-            np.concatenate([each.counts for each in found]),
-        )
+        rows = [(self._places, self._items.rows)]
+        return top_k(rows, vectors, self._options.k, exclude=excluded)
 
 
 class _UsersInMemory:

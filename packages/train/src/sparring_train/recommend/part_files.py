@@ -21,6 +21,7 @@ import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,6 +38,8 @@ __all__ = ["MANIFEST", "PLAN", "PartFolder"]
 PLAN, MANIFEST = "_plan.json", "_manifest.json"
 _PART = re.compile(r"part-(\d{6,})-([0-9a-f]{32})\.parquet")
 _BLOCK_BYTES = 1 << 24
+_UNFINISHED_SECONDS = 3600.0
+"""Age at which a temporary file belongs to no running process."""
 
 
 class PartFolder:
@@ -160,6 +163,7 @@ class PartFolder:
             entries.append({"name": name, "bytes": size, "xxh3_128": digest})
         text = json.dumps({"format": 1, "parts": entries}, indent=1)
         self.write(MANIFEST, f"{text}\n".encode())
+        self._remove_unfinished()
         return True
 
     def read(self, name: str) -> bytes | None:
@@ -217,6 +221,13 @@ class PartFolder:
     def local_path(self, name: str) -> str | None:
         """Returns the path of a file that can be mapped into memory; None in an object store."""
         return self._at(name) if self._is_local else None
+
+    def _remove_unfinished(self) -> None:
+        """Removes temporary files that killed processes left. Newer ones may belong to other workers."""
+        for each in Path(self._path).glob(".*") if self._is_local else ():
+            with suppress(FileNotFoundError):
+                if time.time() - each.stat().st_mtime > _UNFINISHED_SECONDS:
+                    each.unlink()
 
     def _names(self) -> list[str]:
         self._system.invalidate_cache()
