@@ -134,8 +134,8 @@ class WriteResult:
         num_erased: table → number of ids that it erases.
         size_bytes: table → size of its mapped files.
         row_bytes: table → size of a stored row, including its scale and bias.
-        relative_error: table → root mean square of the rounding errors, divided by that of the
-            embeddings; 0 if rows are stored as they were trained.
+        relative_error: table → root mean square of the rounding errors, divided by the root mean
+            square of the embeddings; 0 if rows are stored as they were trained.
     """
 
     url: str
