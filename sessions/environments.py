@@ -56,7 +56,7 @@ TEST_EXTRAS = {
     "cli": "[metrics,parquet]",
     "plan": "[highspy]",
     "serve": "[metrics]",
-    "train": "[kafka,metrics,nats,report]",
+    "train": "[delta,iceberg,kafka,metrics,nats,report]",
 }
 
 # Option with which `tests` passes the location of its wheels, so that nothing is compiled twice.

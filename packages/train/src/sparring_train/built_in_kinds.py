@@ -41,10 +41,11 @@ def data_kinds() -> list[DataDescriptor]:
         DataDescriptor(
             name="table",
             api_version=API_VERSION,
-            summary="Columns of CSV or Parquet files.",
+            summary="Columns of CSV or Parquet files, or of a table of a lakehouse.",
             section=TableData,
             open=lazy_import("data.table.dataset:open_table"),
             read=lazy_import("data.table.dataset:read_table"),
+            pin=lazy_import("data.lake.table:pin_table"),
         ),
         DataDescriptor(
             name="stream",

@@ -118,11 +118,16 @@ class DataDescriptor(Descriptor):
 
     `read(section, path)` yields all examples of another file with the same columns, in the order of the
     file, for predictions. Labels and weights may be missing. None: not supported.
+
+    `pin(section, saved)` returns the section with the version of the data that a run reads, so that the
+    snapshots contain it. The first rank calls it, and all ranks use the result. `saved` is the `data`
+    section of the snapshot from which the run resumes, if any. None: the data have no versions.
     """
 
     section: type[DataSection]
     open: Callable[[Any, OpenRequest], Dataset]
     read: Callable[[Any, str], Iterator[ColumnBatch]] | None = None
+    pin: Callable[[Any, Mapping[str, Any] | None], DataSection] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

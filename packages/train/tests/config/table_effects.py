@@ -107,6 +107,25 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
     def _(runs: Runs) -> None:
         assert sum(_ran(runs, "data.path=fewer.csv").samples) == 38
 
+    @effects.of("data:table.version", "data:table.filter")
+    def _(runs: Runs) -> None:
+        deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed")
+        _ran(runs)
+        rows = parquet.read_table(runs.folder / "table.parquet")
+        rows = rows.append_column("half", pyarrow.array(["a"] * 40 + ["b"] * 40))
+        for part in (rows.slice(0, 48), rows.slice(48)):
+            deltalake.write_deltalake(
+                runs.folder / "lake", part, mode="append", partition_by="half"
+            )
+        path = f"data.path=delta://{runs.folder}/lake"
+        newest = _ran(runs, path)
+        assert (sum(newest.samples), newest.end.extra["data_version"]) == (64, 1)
+        first = _ran(runs, path, "data.version=0")
+        assert (sum(first.samples), first.end.extra["data_version"]) == (38, 0)
+        assert sum(_ran(runs, path, "data.filter=[half = b]").samples) == 32
+        with pytest.raises(ConfigError, match=r"data\.version: requires a table"):
+            _ran(runs, "data.version=0")
+
     @effects.of("data:table.categorical", "data:table.share_tables")
     def _(runs: Runs) -> None:
         assert set(_ran(runs).rows) == {"user", "item", "tags"}

@@ -11,7 +11,7 @@ from sparring_train.columns import ColumnBatch, Label, Schema
 if TYPE_CHECKING:
     from sparring import PluginManager, State
 
-__all__ = ["Dataset", "LabelRange", "OpenRequest", "StreamedDataset"]
+__all__ = ["Dataset", "LabelRange", "OpenRequest", "PinnedDataset", "StreamedDataset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,15 @@ class Dataset(Protocol):
 
         ``rows_skipped`` is the number of bad rows that this rank left out; it is summed over ranks.
         """
+
+
+class PinnedDataset(Dataset, Protocol):
+    """Examples of one version of a table."""
+
+    @property
+    def pinned(self) -> Mapping[str, Any]:
+        """Values that identify the data, as JSON types; empty for other data. A run resumes only if they
+        are equal. `extra` also contains them."""
 
 
 class StreamedDataset(Dataset, Protocol):

@@ -56,7 +56,7 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
             setting="training.pipeline",
         )
 
-    def make(container: StepContainer) -> tuple[ColumnSource, _Trainer]:
+    def make(config: RunConfig, container: StepContainer) -> tuple[ColumnSource, _Trainer]:
         # TensorFlow does not change its threads after it has started them.
         with suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(num_threads())

@@ -160,6 +160,12 @@ class ColumnSource:
         is_stream = not self._config.data.has_epochs
         return cast(StreamedDataset, self.data).metrics() if is_stream else {}
 
+    @property
+    def pinned(self) -> Mapping[str, Any]:
+        """See `PinnedDataset.pinned`; empty for other data."""
+        found: Mapping[str, Any] = getattr(self.data, "pinned", {})
+        return found
+
     def close(self) -> None:
         """Closes a stream. Nothing is read afterwards."""
         if not self._config.data.has_epochs and "data" in vars(self):

@@ -36,9 +36,15 @@ from sparring_train.report.host import peak_memory_bytes
 from sparring_train.run.change_notes import RunNotes
 from sparring_train.run.job_plan import load_run_plan
 from sparring_train.run.logs import log_output
+from sparring_train.run.pinned_data import pin_data
 from sparring_train.run.ranks import Ranks
 from sparring_train.run.result import OtherRankProgress, Progress, TrainResult
-from sparring_train.run.same_run import ORIGINS, check_same_origins
+from sparring_train.run.same_run import (
+    ORIGINS,
+    PINNED,
+    check_same_data,
+    check_same_origins,
+)
 from sparring_train.run.snapshots import RunSnapshots
 from sparring_train.run.termination import describe_sigterm, note_sigterm
 
@@ -50,7 +56,7 @@ _VALIDATION = "validation"
 _END: Any = object()
 """Marks the end of batches."""
 
-MakeTrainer = Callable[[StepContainer], "tuple[ColumnSource, Trainer]"]
+MakeTrainer = Callable[[RunConfig, StepContainer], "tuple[ColumnSource, Trainer]"]
 
 
 def run_training(
@@ -67,6 +73,7 @@ def run_training(
         plugin_manager: finds backends.
         progress: receives progress.
         make: creates the source and the trainer, once ranks are connected and threads are configured.
+            Its configuration contains the version of the data.
 
     Raises:
         CapacityError: the tables need more than `tables.memory_bytes`.
@@ -99,7 +106,8 @@ def run_training(
         trace_output(container, config.report),
     ):
         configure_pool(config.threads, sharing=job.membership.local_world_size)
-        source, trainer = make(container)
+        config = pin_data(config, job.collective, plugin_manager)
+        source, trainer = make(config, container)
         if job.membership.rank > 0:
             progress = OtherRankProgress(progress)
         with closing(source):
@@ -410,6 +418,8 @@ class _Run:
             own[_VALIDATION] = State(self._best.values() | more | kept)
         if origins := self._source.data.schema.origins:
             own[ORIGINS] = State(dict(origins))
+        if pinned := self._source.pinned:
+            own[PINNED] = State(dict(pinned))
         own.update(self._source.states(self._step))
         own.update(self.live.states() | self._gate.states())
         return {**self._trainer.states(), **self._report.states(self._result), **own}
@@ -458,6 +468,7 @@ class _Run:
     def _seek(self, snapshot: Snapshot) -> None:
         """Moves the data to the position of a snapshot, while its rows are loaded."""
         check_same_origins(snapshot, self._source.data.schema.origins)
+        check_same_data(snapshot, self._source.pinned)
         self._at = read_position(snapshot.url, snapshot.state(POSITION).values)
         self._coming.clear()
         if not self._config.data.has_epochs:

@@ -51,7 +51,7 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
     """
     threads_before = torch.get_num_threads()
 
-    def make(container: StepContainer) -> tuple[ColumnSource, _Trainer]:
+    def make(config: RunConfig, container: StepContainer) -> tuple[ColumnSource, _Trainer]:
         torch.set_num_threads(_threads_of_torch(config, container.collective.world_size))
         torch.manual_seed(config.seed % 2**63)
         task = ColumnTask(config, plugin_manager, container)

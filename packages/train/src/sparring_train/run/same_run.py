@@ -22,8 +22,10 @@ from sparring_train.config.sections.stream import StreamData
 
 __all__ = [
     "ORIGINS",
+    "PINNED",
     "RUN",
     "absolute_paths",
+    "check_same_data",
     "check_same_origins",
     "check_same_run",
     "describe_run",
@@ -34,6 +36,9 @@ RUN = "run"
 
 ORIGINS = "origins"
 """Name of the state that contains the source of each feature's ids; see `Feature.origin`."""
+
+PINNED = "pinned_data"
+"""Name of the state that identifies the data; see `PinnedDataset.pinned`."""
 
 _EXACT = ("seed", "data", "model", "tables")
 """Sections of the configuration that must not change when a run is resumed."""
@@ -140,6 +145,27 @@ def check_same_origins(snapshot: Snapshot, origins: Mapping[str, str]) -> None:
                 f"the data now contain {now}s, which would give other ids; set data.types: "
                 f"{{{name}: {before}}} if the column still contains these, or use the original data",
                 setting="data.types",
+            )
+
+
+def check_same_data(snapshot: Snapshot, pinned: Mapping[str, Any]) -> None:
+    """Raises if a table contains other data than in the saved run, although its version is the same.
+
+    Args:
+        snapshot: snapshot of the run.
+        pinned: `PinnedDataset.pinned` of the current data.
+
+    Raises:
+        ConfigError: the data differ, because the table was replaced by another one.
+    """
+    saved = snapshot.state(PINNED).values if PINNED in snapshot.state_names(0) else {}
+    for name, before in saved.items():
+        if pinned.get(name) != before:
+            raise ConfigError(
+                f"resuming from {snapshot.url} failed: its run has {name} {before}, the data now have "
+                f"{pinned.get(name)}; restore the table, or train again with another folder: "
+                "snapshots.url",
+                setting="data.path",
             )
 
 

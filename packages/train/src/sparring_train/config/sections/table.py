@@ -20,7 +20,10 @@ from sparring_train.config.sections.columns import (
     Text,
 )
 
-__all__ = ["SplitConfig", "SplitRule", "TableData", "ValidationConfig"]
+__all__ = ["LAKES", "SplitConfig", "SplitRule", "TableData", "ValidationConfig"]
+
+LAKES = ("delta", "iceberg", "lance")
+"""Schemes of URLs of tables."""
 
 
 class SplitRule(Section):
@@ -109,8 +112,9 @@ class HistoryConfig(Section):
 
 
 class TableData(ColumnSettings):
-    """Rows of CSV or Parquet files. Integers are used as ids unchanged. Strings are hashed to ids by
-    `sparring.hash_strings`. Null and the empty string mean that a row has no id."""
+    """Rows of CSV or Parquet files, or of a table of a lakehouse. Integers are used as ids unchanged.
+    Strings are hashed to ids by `sparring.hash_strings`. Null and the empty string mean that a row has
+    no id."""
 
     kind: Literal["table"]
     path: LocalPath = Field(
@@ -118,7 +122,20 @@ class TableData(ColumnSettings):
         description="A file, a folder, a pattern with `*`, or a URL of these (`s3://…`). Files are "
         "read in order of name. Names end in `.parquet`, `.csv`, `.tsv` or `.txt`; the last three "
         "optionally with `.gz`. `.txt` files in a folder are ignored. Relative paths start at the "
-        "folder of the configuration file.",
+        "folder of the configuration file. Or the URL of a table: `delta:///data/clicks`, "
+        "`delta://s3://…`, `iceberg://<catalog>/<namespace>.<table>`, `lance:///data/clicks.lance`.",
+    )
+    version: Text | None = Field(
+        None,
+        min_length=1,
+        description="Version of a table in `path`: a number, or for Delta Lake a time "
+        "(`2026-01-31T12:00:00Z`), for Iceberg a tag or a branch, for Lance a tag. Numbers of Iceberg are ids "
+        "of snapshots. Null: the newest version at the start of the run, which `--resume` reads again.",
+    )
+    filter: Annotated[tuple[Text, ...], Field(strict=False, max_length=100)] = Field(
+        (),
+        description="Conditions on the partitions of Delta Lake or Iceberg, all of which hold: "
+        "`[day >= 2026-01-31, country = de]`. The operators are `=`, `!=`, `<`, `<=`, `>` and `>=`.",
     )
     separator: str | None = Field(
         None, min_length=1, max_length=8, description="Separator between the ids of a list in CSV."
@@ -220,6 +237,7 @@ class TableData(ColumnSettings):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from _csv_problems(self)
+        yield from _lake_problems(self)
         if self.history is not None:
             yield from _history_problems(self, self.history)
         yield from _split_problems(self)
@@ -239,6 +257,15 @@ def _split_problems(data: TableData) -> Iterator[Problem]:
             )
         if (ways.time is not None or ways.time_from is not None) and data.time is None:
             yield "time", f"is required by data.{key}", "null", "the column of times"
+
+
+def _lake_problems(data: TableData) -> Iterator[Problem]:
+    if data.path.partition("://")[0] in LAKES:
+        return
+    for key, value in (("version", data.version), ("filter", ", ".join(data.filter))):
+        if value not in (None, ""):
+            expected = " or ".join(f"{each}://…" for each in LAKES)
+            yield key, f"requires a table: data.path is {data.path}", str(value), expected
 
 
 def _csv_problems(data: TableData) -> Iterator[Problem]:

@@ -335,7 +335,7 @@ class StreamDataset:
         files = find_files(path)
         if files[0].format == "parquet":
             parquet = ParquetRows(files, columns)
-            parquet.check_origins(data.types)
+            parquet.types.check_origins(data.types)
             rows = parquet.read(parquet.groups, columns, _TEST_ROWS)
         else:
             rows = CsvRows(files, data, columns).read(columns)

@@ -19,7 +19,7 @@ from sparring_train.columns import ColumnBatch, Label
 from sparring_train.config.sections.stream import StreamData
 from sparring_train.data.stream.event_times import EventTimes
 from sparring_train.data.table.decode import SKIP_ADVICE, Decoder, RawRows, StringReceiver
-from sparring_train.data.table.parquet_rows import find_type_family
+from sparring_train.data.table.row_groups import find_type_family
 from sparring_train.streams import StreamMessage
 
 __all__ = ["Events", "MessageDecoder", "Parser"]

@@ -9,12 +9,14 @@ from sparring.errors import DataError
 from sparring_train.columns import ColumnBatch
 from sparring_train.config.sections.table import HistoryConfig, TableData
 from sparring_train.data.dataset import Dataset, OpenRequest
+from sparring_train.data.lake.table import is_lake, read_lake
 from sparring_train.data.table.csv_dataset import CsvDataset
 from sparring_train.data.table.csv_rows import CsvRows
 from sparring_train.data.table.decode import SKIP_ADVICE, Decoder
-from sparring_train.data.table.files import find_files
+from sparring_train.data.table.files import TableFile, find_files
 from sparring_train.data.table.parquet_dataset import ParquetDataset
 from sparring_train.data.table.parquet_rows import ParquetRows
+from sparring_train.data.table.row_groups import TableRows
 from sparring_train.data.table.strings import make_string_writer
 
 __all__ = ["open_table", "read_table"]
@@ -28,15 +30,18 @@ def open_table(data: TableData, request: OpenRequest) -> Dataset:
     Raises:
         DataError: there is no file, a column is missing, or the split cannot be computed.
     """
-    files = find_files(data.path)
     strings = make_string_writer(data.dictionary, request)
     label = data.label if request.label is not None else None
     columns = _given(*data.categorical, *data.numeric, label, data.weight)
     users = data.history.by if data.history is not None else None
     needed = _given(*columns, data.time, users, *data.split.columns)
+    if is_lake(data.path):
+        lake = read_lake(data, data.path, needed)
+        return ParquetDataset(data, request, lake.rows, columns, strings, lake.pinned)
+    files = find_files(data.path)
     if files[0].format == "parquet":
         parquet = ParquetRows(files, needed)
-        parquet.check_origins(data.types)
+        parquet.types.check_origins(data.types)
         return ParquetDataset(data, request, parquet, columns, strings)
     if data.read == "own":
         raise DataError(
@@ -58,16 +63,22 @@ def read_table(data: TableData, path: str) -> Iterator[ColumnBatch]:
     """
     # A prediction is required for each row, so bad rows are never skipped.
     section = data.model_copy(
-        update={"path": path, "label": None, "weight": None, "time": None, "bad_rows": "refuse"}
+        update={"label": None, "weight": None, "time": None, "bad_rows": "refuse"}
     )
     if data.history is not None:
         section = _with_history_as_column(section, data.history)
     columns = _given(*section.categorical, *section.numeric)
-    files = find_files(path)
-    if files[0].format == "parquet":
-        parquet = ParquetRows(files, columns)
-        parquet.check_origins(section.types)
-        rows = parquet.read(parquet.groups, columns, _BLOCK_ROWS)
+    table: TableRows | None = None
+    files: tuple[TableFile, ...] = ()
+    if is_lake(path):
+        table = read_lake(section, path, columns).rows
+    else:
+        files = find_files(path)
+        if files[0].format == "parquet":
+            table = ParquetRows(files, columns)
+            table.types.check_origins(section.types)
+    if table is not None:
+        rows = table.read(table.groups, columns, _BLOCK_ROWS)
     else:
         _check_separator(section)
         rows = CsvRows(files, section, columns).read(columns)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import fsspec  # type: ignore[import-untyped]  # it ships no types
+import numpy as np
+import numpy.typing as npt
+import pyarrow
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 from sparring.errors import DataError
 
-__all__ = ["TableFile", "find_files"]
+__all__ = ["TableFile", "TablePart", "find_files"]
+
+_FIELD_ID = b"PARQUET:field_id"
 
 _ENDINGS: dict[str, Literal["csv", "parquet"]] = {
     ".parquet": "parquet",
@@ -26,6 +32,39 @@ _ENDINGS_IN_FOLDERS = tuple(ending for ending in _ENDINGS if ".txt" not in endin
 
 
 @dataclass(frozen=True, slots=True)
+class TablePart:
+    """Properties of a file that belongs to a table of a lakehouse, whose columns and rows can differ from
+    those of the file."""
+
+    schema: Any
+    """Arrow schema of the table."""
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """Column → Arrow scalar, which all rows have if the file does not contain the column: values of a
+    partition."""
+    field_ids: Mapping[str, int] | None = None
+    """Column → its field id in Parquet files. None: columns are found by name."""
+    deleted: npt.NDArray[np.int64] | None = None
+    """``(n,)``, indices of the rows that the table has deleted, sorted."""
+
+    def find_stored_name(self, name: str, schema: Any) -> str | None:
+        """Returns the name of a column in a file with this Arrow schema; None if it is missing."""
+        ids = {
+            int(each.metadata[_FIELD_ID]): each.name
+            for each in schema
+            if each.metadata is not None and _FIELD_ID in each.metadata
+        }
+        if self.field_ids is None or not ids:
+            return name if name in schema.names else None
+        return ids.get(self.field_ids.get(name, -1))
+
+    def find_constant(self, name: str) -> Any:
+        """Returns the value of a column that the file does not contain."""
+        if name in self.constants:
+            return self.constants[name]
+        return pyarrow.scalar(None, self.schema.field(name).type)
+
+
+@dataclass(frozen=True, slots=True)
 class TableFile:
     """One file, local or in an object store."""
 
@@ -33,6 +72,12 @@ class TableFile:
     """Name in messages."""
     system: Any
     path: str
+    part: TablePart | None = None
+    """Its part of a table; None: its columns and rows are those of the table."""
+
+    @property
+    def deleted(self) -> npt.NDArray[np.int64] | None:
+        return None if self.part is None else self.part.deleted
 
     @property
     def format(self) -> Literal["csv", "parquet"] | None:

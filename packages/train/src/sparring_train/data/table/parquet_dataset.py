@@ -1,9 +1,10 @@
-"""Parquet files as a data set. Each rank reads its own row groups."""
+"""Parquet files, or a table of a lakehouse, as a data set. Each rank reads its own row groups."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, get_args
 
 import numpy as np
@@ -18,7 +19,7 @@ from sparring_train.data.table.decode import Decoder, RawRows
 from sparring_train.data.table.history import read_histories
 from sparring_train.data.table.labels import LabelRangeCollector
 from sparring_train.data.table.lanes import Lanes, Share, assign_lanes, deal_row_groups
-from sparring_train.data.table.parquet_rows import ParquetRows
+from sparring_train.data.table.row_groups import TableRows
 from sparring_train.data.table.split import make_split
 from sparring_train.data.table.stream import BLOCK_ROWS, ROWS_SHUFFLED, Block, BlockReader, blocks
 from sparring_train.data.table.strings import StringWriter
@@ -31,15 +32,16 @@ Counts = npt.NDArray[np.int64]
 
 
 class ParquetDataset:
-    """Row groups of Parquet files. A step has the same rows for every number of ranks, unless `data.read`
-    is ``own``.
+    """Row groups of Parquet files or of a table. A step has the same rows for every number of ranks,
+    unless `data.read` is ``own``.
 
     Args:
         data: the section of the configuration.
         request: properties of the run.
-        files: the files, which contain all required columns.
+        files: the rows, with all required columns.
         columns: columns of the examples.
         strings: receives the strings of the rows that are read, if given.
+        pinned: see `PinnedDataset.pinned`.
 
     Raises:
         DataError: a file cannot be read, or a part of the split has no row.
@@ -49,13 +51,15 @@ class ParquetDataset:
         self,
         data: TableData,
         request: OpenRequest,
-        files: ParquetRows,
+        files: TableRows,
         columns: Sequence[str],
         strings: StringWriter | None = None,
+        pinned: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._data, self._request, self._files = data, request, files
+        self.pinned = pinned
         label = request.label if data.label is not None else None
-        origins = files.origins(data.categorical)
+        origins = files.types.origins(data.categorical)
         origins.update(
             (name, "integer") for name, kind in data.types.items() if kind == "hexadecimal"
         )
@@ -106,9 +110,9 @@ class ParquetDataset:
 
     def extra(self) -> Mapping[str, Any]:
         """Returns ``rows_skipped``, the number of bad rows on this rank, if bad rows are skipped. Also
-        returns ``read`` if steps depend on the number of ranks."""
+        returns ``read`` if steps depend on the number of ranks, and `pinned`."""
         self._flush()
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = dict(self.pinned)
         if self._data.bad_rows == "skip":
             found["rows_skipped"] = self._num_skipped
         if self._data.read == "own":

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow
 from pyarrow import parquet, types
 
 from sparring.errors import DataError
-from sparring_train.columns import Origin
 from sparring_train.data.table.decode import RawRows
 from sparring_train.data.table.files import TableFile
+from sparring_train.data.table.row_groups import ColumnTypes, RowGroup, without_views
 
-__all__ = ["ParquetRows", "RowGroup", "find_type_family", "translate_parquet_errors"]
+__all__ = ["ParquetRows", "translate_parquet_errors"]
 
-_EMPTY = ("nulls", "lists of nulls")
-"""Types of a column that contains no values in a file. Another file then determines the type."""
+Rows = npt.NDArray[np.int64]
+
+_NO_ROWS = np.empty(0, np.int64)
 _BUFFER_BYTES = 1 << 18
 """Number of bytes that are read from a local file at a time, per column."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """A row group, which can be read independently of others."""
-
-    file: int
-    """Index of the file."""
-    group: int
-    """Index of the group in the file."""
-    first_row: int
-    """Number of its first row in the file, from 1."""
-    position: int
-    """Position of its first row in all files."""
-    num_rows: int
 
 
 class ParquetRows:
@@ -54,20 +41,24 @@ class ParquetRows:
         self._footers: list[Any] = []
         self._dictionaries: list[list[str]] = []
         self.groups: list[RowGroup] = []
-        self.types: dict[str, Any] = {}
+        self.types = ColumnTypes()
+        self._columns: list[dict[str, str | Any]] = []
         position = 0
         for number, file in enumerate(files):
             with translate_parquet_errors(file), _opened(file) as opened:
                 footer, schema = opened.metadata, opened.schema_arrow
-            self._check(file, schema, columns)
+            found = self._find_columns(file, schema, columns)
+            self._columns.append(found)
             self._footers.append(footer)
-            self._dictionaries.append(_dictionary_columns(footer, schema, columns))
-            first_row = 1
+            stored = [each for each in found.values() if isinstance(each, str)]
+            self._dictionaries.append(_dictionary_columns(footer, schema, stored))
+            begin = 0
             for group in range(footer.num_row_groups):
-                count = footer.row_group(group).num_rows
+                end = begin + footer.row_group(group).num_rows
+                count = end - begin - len(_between(file.deleted, begin, end))
                 if count:
-                    self.groups.append(RowGroup(number, group, first_row, position, count))
-                first_row += count
+                    self.groups.append(RowGroup(number, group, begin + 1, position, count))
+                begin = end
                 position += count
         self.num_rows = position
         if not position:
@@ -83,37 +74,6 @@ class ParquetRows:
     def name_of(self, group: RowGroup) -> str:
         """Returns the name of the file of a row group."""
         return self._files[group.file].name
-
-    def origins(self, columns: Sequence[str]) -> dict[str, Origin]:
-        """Returns, for each column of ids that has values, whether its ids come from strings."""
-        texts = {"strings", "lists of strings"}
-        return {
-            name: "string" if self.types[name] in texts else "integer"
-            for name in columns
-            if self.types[name] not in _EMPTY
-        }
-
-    def check_origins(self, expected: Mapping[str, str]) -> None:
-        """Checks that each column contains the kind of values that `expected` specifies.
-
-        Strings and whole numbers result in different ids, and so in different rows of the tables.
-
-        Raises:
-            DataError: a column contains whole numbers instead of strings, or strings instead of whole
-                numbers.
-        """
-        for name, found in self.origins(tuple(expected)).items():
-            is_text = expected[name] in ("string", "hexadecimal")
-            wanted = "strings" if is_text else "whole numbers"
-            if wanted != ("strings" if found == "string" else "whole numbers"):
-                raise DataError(
-                    f"{self._files[0].name}, column {name!r}: found {self.types[name]}, expected "
-                    f"{wanted}, as in data.types or in the data of the run; convert the column",
-                    path=self._files[0].name,
-                    column=name,
-                    found=self.types[name],
-                    expected=wanted,
-                )
 
     def read(
         self, groups: Iterable[RowGroup], columns: Sequence[str], block_rows: int
@@ -134,72 +94,94 @@ class ParquetRows:
                             opened.close()
                         opened = self._open(group.file, columns)
                         number = group.file
-                    done = 0
-                    for block in opened.iter_batches(
-                        batch_size=block_rows, row_groups=[group.group], columns=list(columns)
-                    ):
-                        yield RawRows(
-                            file.name,
-                            group.first_row + done,
-                            group.position + done,
-                            block.num_rows,
-                            dict(zip(block.schema.names, block.columns, strict=True)),
-                        )
-                        done += block.num_rows
+                    yield from self._blocks(opened, group, columns, block_rows)
         finally:
             if opened is not None:
                 opened.close()
 
+    def _blocks(
+        self, opened: Any, group: RowGroup, columns: Sequence[str], block_rows: int
+    ) -> Iterator[RawRows]:
+        file, found = self._files[group.file], self._columns[group.file]
+        stored = {found[name]: name for name in columns if isinstance(found[name], str)}
+        constants = {name: found[name] for name in columns if not isinstance(found[name], str)}
+        begin, position = group.first_row - 1, group.position
+        for read in opened.iter_batches(
+            batch_size=block_rows, row_groups=[group.group], columns=list(stored)
+        ):
+            first_row, end = begin + 1, begin + read.num_rows
+            block = _without(read, _between(file.deleted, begin, end) - begin)
+            begin = end
+            if not block.num_rows:
+                continue
+            arrays = {
+                stored[name]: without_views(array)
+                for name, array in zip(block.schema.names, block.columns, strict=True)
+            }
+            for name, value in constants.items():
+                arrays[name] = _repeated(value, block.num_rows)
+            yield RawRows(file.name, first_row, position, block.num_rows, arrays)
+            position += block.num_rows
+
     def _open(self, number: int, columns: Sequence[str]) -> Any:
-        known = [name for name in self._dictionaries[number] if name in columns]
+        stored = [self._columns[number][name] for name in columns]
+        known = [name for name in self._dictionaries[number] if name in stored]
         return _opened(self._files[number], metadata=self._footers[number], read_dictionary=known)
 
-    def _check(self, file: TableFile, schema: Any, columns: Sequence[str]) -> None:
+    def _find_columns(
+        self, file: TableFile, schema: Any, columns: Sequence[str]
+    ) -> dict[str, str | Any]:
+        """Returns, for each column, its name in the file, or the value that it has in all rows."""
+        found: dict[str, str | Any] = {}
         for name in columns:
-            at = schema.get_all_field_indices(name)
-            if len(at) != 1:
-                shown = ", ".join(schema.names[:12]) + (", …" if len(schema.names) > 12 else "")
-                found = "occurs more than once" if at else f"is missing, found {shown}"
+            stored = name if file.part is None else file.part.find_stored_name(name, schema)
+            at = [] if stored is None else schema.get_all_field_indices(stored)
+            if stored is not None and len(at) == 1:
+                found[name] = stored
+            elif not at and file.part is not None and name in file.part.schema.names:
+                found[name] = file.part.find_constant(name)
+            else:
+                names = schema.names if file.part is None else file.part.schema.names
+                shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+                problem = "occurs more than once" if at else f"is missing, found {shown}"
                 raise DataError(
-                    f"{file.name}: column {name!r} {found}; fix the columns of the configuration or "
+                    f"{file.name}: column {name!r} {problem}; fix the columns of the configuration or "
                     "of the file",
                     path=file.name,
                     column=name,
                 )
-            kind = find_type_family(schema.field(at[0]).type)
-            if self.types.get(name) in _EMPTY:
-                self.types[name] = kind
-            if self.types.setdefault(name, kind) != kind and kind not in _EMPTY:
-                raise DataError(
-                    f"{file.name}, column {name!r}: found {kind}, but {self.types[name]} in "
-                    f"{self._files[0].name}; write all files with one type, because strings and whole "
-                    "numbers result in different ids",
-                    path=file.name,
-                    column=name,
-                    found=kind,
-                    expected=self.types[name],
-                )
+        self.types.add(
+            file.name,
+            {
+                name: schema.field(each).type if isinstance(each, str) else each.type
+                for name, each in found.items()
+            },
+        )
+        return found
 
 
-def find_type_family(kind: Any) -> str:
-    """Returns the common name of all types that are read in the same way."""
-    if types.is_dictionary(kind):
-        return find_type_family(kind.value_type)
-    if types.is_list(kind) or types.is_large_list(kind):
-        return f"lists of {find_type_family(kind.value_type)}"
-    for test, name in (
-        (types.is_integer, "whole numbers"),
-        (types.is_floating, "numbers"),
-        (types.is_decimal, "numbers"),
-        (types.is_boolean, "booleans"),
-        (types.is_temporal, "times"),
-    ):
-        if test(kind):
-            return name
-    if types.is_null(kind):
-        return "nulls"
-    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    return "strings" if any(test(kind) for test in texts) else str(kind)
+def _between(deleted: Rows | None, begin: int, end: int) -> Rows:
+    """Returns the deleted rows from `begin` to `end`."""
+    if deleted is None:
+        return _NO_ROWS
+    return deleted[slice(*np.searchsorted(deleted, (begin, end)))]
+
+
+def _without(block: Any, deleted: Rows) -> Any:
+    """Returns the rows of a block, except the deleted ones."""
+    if not len(deleted):
+        return block
+    is_kept = np.ones(block.num_rows, np.bool_)
+    is_kept[deleted] = False
+    return block.filter(pyarrow.array(is_kept))
+
+
+def _repeated(value: Any, count: int) -> Any:
+    """Returns an Arrow array of equal values. Strings are hashed only once, as a dictionary."""
+    if not types.is_string(value.type) or not value.is_valid:
+        return pyarrow.repeat(value, count)
+    indices = pyarrow.array(np.zeros(count, np.int32))
+    return pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array([value], value.type))
 
 
 def _dictionary_columns(footer: Any, schema: Any, columns: Sequence[str]) -> list[str]:
@@ -215,7 +197,7 @@ def _dictionary_columns(footer: Any, schema: Any, columns: Sequence[str]) -> lis
             continue
         kind = schema.field(name).type
         # A writer switches to plain pages when a dictionary becomes too large.
-        if types.is_string(kind) and _is_all_indices(column):
+        if (types.is_string(kind) or types.is_string_view(kind)) and _is_all_indices(column):
             found.append(name)
     return found
 

@@ -14,7 +14,8 @@ from pyarrow import parquet, types
 from sparring.errors import DataError
 from sparring_train.data.table.csv_values import Decimal, is_number
 from sparring_train.data.table.files import TableFile
-from sparring_train.data.table.parquet_rows import find_type_family, translate_parquet_errors
+from sparring_train.data.table.parquet_rows import translate_parquet_errors
+from sparring_train.data.table.row_groups import find_type_family
 
 __all__ = [
     "SAMPLE_ROWS",
