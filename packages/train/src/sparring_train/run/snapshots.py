@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sparring import StepContainer
     from sparring.adapter import Task
 
-__all__ = ["RunSnapshots", "list_snapshots"]
+__all__ = ["RunSnapshots", "find_committed_snapshots"]
 
 _DAMAGED = "damaged"
 """Key in the state `RUN`: names of snapshots that were found to be damaged."""
@@ -431,7 +431,7 @@ class RunSnapshots:
         found: list[tuple[str, str]] = []
         error: Exception | None = None
         try:
-            found = list_snapshots(root) if collective.rank == 0 else []
+            found = find_committed_snapshots(root) if collective.rank == 0 else []
         except Exception as failure:
             error = failure
         Coordinator(collective, f"resuming from {root}").agree(error)
@@ -442,7 +442,7 @@ class RunSnapshots:
         return [(url, why) for url, _, why in (line.partition("\t") for line in first.splitlines())]
 
 
-def list_snapshots(root: str) -> list[tuple[str, str]]:
+def find_committed_snapshots(root: str) -> list[tuple[str, str]]:
     """Returns URLs of committed snapshots, newest first, each with the reason if it is unreadable."""
     place = open_root(root)
     with reading(place.url, "the folder"):
@@ -468,7 +468,7 @@ def list_snapshots(root: str) -> list[tuple[str, str]]:
 
 def _reject_other_files(root: str) -> None:
     """Raises if a folder contains snapshots: two runs would remove each other's snapshots."""
-    found = list_snapshots(root)
+    found = find_committed_snapshots(root)
     if found:
         raise ConfigError(
             f"snapshots.url: {root} already contains {len(found)} snapshots of a run, the newest is "

@@ -129,8 +129,8 @@ class TableData(ColumnSettings):
         None,
         min_length=1,
         description="Version of a table in `path`: a number, or for Delta Lake a time "
-        "(`2026-01-31T12:00:00Z`), for Iceberg a tag or a branch, for Lance a tag. Numbers of Iceberg are ids "
-        "of snapshots. Null: the newest version at the start of the run, which `--resume` reads again.",
+        "(`2026-01-31T12:00:00Z`), for Iceberg a tag or a branch, for Lance a tag. Numbers of Iceberg "
+        "are ids of snapshots. Null: the newest version when a run starts, which `--resume` reads again.",
     )
     filter: Annotated[tuple[Text, ...], Field(strict=False, max_length=100)] = Field(
         (),
