@@ -19,7 +19,13 @@ from sparring_train.data.table.decode import Decoder
 from sparring_train.data.table.history import read_histories
 from sparring_train.data.table.labels import LabelRangeCollector
 from sparring_train.data.table.split import make_split
-from sparring_train.data.table.stream import BLOCK_ROWS, ROWS_SHUFFLED, BlockReader, blocks
+from sparring_train.data.table.stream import (
+    BLOCK_ROWS,
+    ROWS_SHUFFLED,
+    BlockReader,
+    blocks,
+    join_pieces,
+)
 from sparring_train.data.table.strings import StringWriter
 
 __all__ = ["CsvDataset"]
@@ -113,10 +119,9 @@ class CsvDataset:
         is_first = part not in self._was_read
         self._was_read.add(part)
         num_rows = 0
-        while parts := list(taker.take(size)):
-            num_rows += sum(map(len, parts))
-            batch = ColumnBatch.joined([each.batch for each in parts])
-            is_good = np.concatenate([each.is_good for each in parts])
+        while pieces := list(taker.take(size)):
+            batch, is_good = join_pieces(pieces)
+            num_rows += len(batch)
             if not is_good.all():
                 self._num_skipped += int((~is_good).sum()) if is_first else 0
                 batch = batch.take(is_good)

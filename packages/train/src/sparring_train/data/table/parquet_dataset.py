@@ -21,7 +21,14 @@ from sparring_train.data.table.labels import LabelRangeCollector
 from sparring_train.data.table.lanes import Lanes, Share, assign_lanes, deal_row_groups
 from sparring_train.data.table.row_groups import TableRows
 from sparring_train.data.table.split import make_split
-from sparring_train.data.table.stream import BLOCK_ROWS, ROWS_SHUFFLED, Block, BlockReader, blocks
+from sparring_train.data.table.stream import (
+    BLOCK_ROWS,
+    ROWS_SHUFFLED,
+    BlockReader,
+    Piece,
+    blocks,
+    join_pieces,
+)
 from sparring_train.data.table.strings import StringWriter
 
 __all__ = ["ParquetDataset"]
@@ -145,15 +152,14 @@ class ParquetDataset:
         is_first = part not in self._was_read
         self._was_read.add(part)
         for begin, end in lanes.steps():
-            parts = [
-                part
+            pieces = [
+                piece
                 for each in mine
-                for part in _part(
+                for piece in _part(
                     takers[each.lane], each, int(begin[each.lane]), int(end[each.lane])
                 )
             ]
-            batch = ColumnBatch.joined([each.batch for each in parts] or [self._empty])
-            is_good = np.concatenate([each.is_good for each in parts] or [np.ones(0, np.bool_)])
+            batch, is_good = join_pieces(pieces) if pieces else self._empty
             if not is_good.all():
                 self._num_skipped += int((~is_good).sum()) if is_first else 0
                 batch = batch.take(is_good)
@@ -194,28 +200,31 @@ class ParquetDataset:
                 name = self._files.name_of(group)
                 rows = iter([RawRows(name, group.first_row, group.position, group.num_rows)])
             for each in rows:
+                masks = self._split.masks(each)
                 for part, of_part in counts.items():
-                    of_part[at] += int(self._split.is_in(part, each).sum())
-                seen.add(each, self._split.is_in("train", each))
+                    of_part[at] += np.count_nonzero(masks[part])
+                seen.add(each, masks["train"])
         return counts, seen.range
 
     @property
-    def _empty(self) -> ColumnBatch:
+    def _empty(self) -> tuple[ColumnBatch, npt.NDArray[np.bool_]]:
         none = np.empty(0, np.float32)
-        return ColumnBatch(
+        batch = ColumnBatch(
             {each.name: Column(np.empty(0, np.int64)) for each in self.schema.features},
             np.empty((0, len(self.schema.numbers)), np.float32),
             None if self.schema.label is None else none,
             none if self.schema.has_weights else None,
         )
+        return batch, np.empty(0, np.bool_)
 
 
-def _part(taker: BlockReader, share: Share, begin: int, end: int) -> Iterator[Block]:
+def _part(taker: BlockReader, share: Share, begin: int, end: int) -> Iterator[Piece]:
     """Yields this rank's share of a lane's rows of a step. The shares of other ranks are read, too."""
     first, last = share.part(begin, end)
     at = begin
-    for block in taker.take(end - begin):
-        chosen = slice(max(first - at, 0), max(min(last - at, len(block)), 0))
-        if chosen.stop > chosen.start:
-            yield block if chosen == slice(0, len(block)) else block.take(chosen)
-        at += len(block)
+    for piece in taker.take(end - begin):
+        count = piece.end - piece.begin
+        low, high = max(first - at, 0), min(last - at, count)
+        if high > low:
+            yield Piece(piece.block, piece.begin + low, piece.begin + high)
+        at += count

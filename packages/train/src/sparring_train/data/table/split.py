@@ -55,15 +55,17 @@ class Split:
         more = () if self.validation is None else self.validation.columns
         return tuple(dict.fromkeys((*self.test.columns, *more)))
 
+    def masks(self, rows: RawRows) -> dict[Part, Bools]:
+        """Returns, for each part, a mask of the rows that belong to it, ``(n,)``."""
+        is_test = self.test.of(rows)
+        if self.validation is None:
+            return {"train": ~is_test, "test": is_test, "validation": np.zeros_like(is_test)}
+        chosen = self.validation.of(rows) & ~is_test
+        return {"train": ~(is_test | chosen), "test": is_test, "validation": chosen}
+
     def is_in(self, part: Part, rows: RawRows) -> Bools:
         """Returns a mask of the rows that belong to a part, ``(n,)``."""
-        is_test = self.test.of(rows)
-        if part == "test":
-            return is_test
-        chosen = np.zeros(len(rows), np.bool_)
-        if self.validation is not None:
-            chosen = self.validation.of(rows)
-        return ~is_test & (chosen if part == "validation" else ~chosen)
+        return self.masks(rows)[part]
 
 
 def make_split(data: TableData, seed: int, read: Read) -> Split:
