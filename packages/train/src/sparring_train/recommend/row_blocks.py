@@ -63,7 +63,7 @@ class RowBlocks:
         self._columns = tuple(dict.fromkeys((*known, *others)))
         self._rows = ParquetRows(files, self._columns)
         types_of = self._section.id_types
-        self._rows.check_origins({name: types_of[name] for name in known if name in types_of})
+        self._rows.types.check_origins({name: types_of[name] for name in known if name in types_of})
         self._decoder = Decoder(self._section, None)
         self.files = [
             {"name": each.name.rpartition("/")[2], "rows": count}

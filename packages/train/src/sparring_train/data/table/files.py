@@ -13,6 +13,7 @@ import pyarrow
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 from sparring.errors import DataError
+from sparring_train.config.sections.table import LAKES
 
 __all__ = ["TableFile", "TablePart", "find_files"]
 
@@ -107,6 +108,12 @@ def find_files(path: str) -> tuple[TableFile, ...]:
     Raises:
         DataError: there is no file, their formats differ or are unknown, or the store cannot be read.
     """
+    if path.partition("://")[0] in LAKES:
+        raise DataError(
+            f"{path}: found the URL of a table, expected files; write a configuration with kind: table, "
+            "which reads tables",
+            path=path,
+        )
     try:
         system, inner = fsspec.core.url_to_fs(path)
         if any(mark in inner for mark in "*?["):
