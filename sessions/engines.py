@@ -25,7 +25,7 @@ TESTS = (
 
 @nox.session
 def engines(session: nox.Session) -> None:
-    """Tests training on Ray, on tables of Lance and under Slurm. As root, installs Slurm. Arguments choose tests."""
+    """Tests Ray, Lance and Slurm. As root, installs Slurm. Arguments choose tests."""
     session.install(TORCH, RAY, LANCE, "pytest", "hypothesis", silent=True)
     made = ("cli", "testing", "plan", "storage-tiered", "backend-hkv", "packed", "serve")
     install_family(session, *made, "framework-torch", "train", "engine-ray")
