@@ -22,6 +22,7 @@ from sparring_cli import (
 from sparring_train.cli.progress import make_progress
 from sparring_train.config.reading.loader import load_config
 from sparring_train.registered_kinds import find_trainer
+from sparring_train.run.allocator import keep_freed_memory
 from sparring_train.run.history import measure_history
 from sparring_train.run.result import TrainResult
 
@@ -101,6 +102,7 @@ def train(
     reason = framework.unavailable() if framework.unavailable is not None else None
     if reason is not None:
         raise PluginError(f"framework {framework.name!r} is not available: {reason}")
+    keep_freed_memory()
     progress = make_progress(
         make_console(is_error=True),
         run_config.training.log_interval_seconds,
