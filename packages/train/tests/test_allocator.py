@@ -37,4 +37,5 @@ def test_arrays_of_the_same_size_cause_no_page_faults() -> None:
         )  # fmt: skip
         return int(ran.stdout)
 
-    assert run("keep") < 500 < 4000 < run("default")
+    assert run("keep") < 500
+    assert run("default") > 4000
