@@ -59,7 +59,7 @@ def test_the_reference_page_has_every_hook_with_its_exact_signature() -> None:
 def test_the_reference_page_has_every_field_of_every_descriptor() -> None:
     fields = {
         "trainers": (TrainerDescriptor, {"train", "open", "export", "parameters"}),
-        "data": (DataDescriptor, {"section", "open", "read"}),
+        "data": (DataDescriptor, {"section", "open", "pin", "read"}),
         "streams": (StreamDescriptor, {"open"}),
         "join_stores": (JoinStoreDescriptor, {"open"}),
         "models": (ModelDescriptor, {"section", "build"}),
