@@ -39,12 +39,7 @@ from sparring_train.run.logs import log_output
 from sparring_train.run.pinned_data import pin_data
 from sparring_train.run.ranks import Ranks
 from sparring_train.run.result import OtherRankProgress, Progress, TrainResult
-from sparring_train.run.same_run import (
-    ORIGINS,
-    PINNED,
-    check_same_data,
-    check_same_origins,
-)
+from sparring_train.run.same_run import ORIGINS, PINNED, check_same_data, check_same_origins
 from sparring_train.run.snapshots import RunSnapshots
 from sparring_train.run.termination import describe_sigterm, note_sigterm
 

@@ -127,7 +127,7 @@ def read_lake(data: TableData, path: str, columns: Sequence[str]) -> LakeRows:
     """Returns the rows of a table, with these columns.
 
     Args:
-        data: the section. Its version and its filter are used if the table is that of the section.
+        data: the section. Its version and its filter are used if it has the same path.
         path: URL of the table.
         columns: required columns.
 

@@ -34,8 +34,8 @@ _ENDINGS_IN_FOLDERS = tuple(ending for ending in _ENDINGS if ".txt" not in endin
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """Properties of a file that belongs to a table of a lakehouse, whose columns and rows can differ from
-    those of the file."""
+    """Properties of a file that belongs to a table of a lakehouse. The table can have other columns and
+    fewer rows than its files."""
 
     schema: Any
     """Arrow schema of the table."""
@@ -74,7 +74,7 @@ class TableFile:
     system: Any
     path: str
     part: TablePart | None = None
-    """Its part of a table; None: its columns and rows are those of the table."""
+    """Its part of a table; None: the table has the columns and rows of its files."""
 
     @property
     def deleted(self) -> npt.NDArray[np.int64] | None:
