@@ -36,7 +36,8 @@ def pin_data(config: RunConfig, collective: Collective, manager: PluginManager) 
     pin = data_kinds(manager)[config.data.kind].pin
     if pin is None:
         return config
-    data, error = config.data, None
+    data = config.data
+    error: Exception | None = None
     if collective.rank == 0:
         try:
             data = pin(config.data, _saved_section(config))

@@ -48,7 +48,7 @@ class Condition:
                 f"its type {value.type}: {error}; fix the condition",
                 column=self.column,
             ) from error
-        return value.is_valid and _OPERATORS[self.sign](value.as_py(), wanted.as_py())
+        return bool(value.is_valid) and _OPERATORS[self.sign](value.as_py(), wanted.as_py())
 
 
 def parse_conditions(texts: Sequence[str]) -> list[Condition]:
