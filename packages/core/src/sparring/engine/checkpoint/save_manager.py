@@ -38,7 +38,7 @@ __all__ = ["SaveCounters", "SaveManager", "SnapshotJob", "TableJob", "Throttle",
 _WAIT_SECONDS = 30.0
 
 _MAX_HISTORY = 1_000
-"""Maximum length of `SaveManager.history`. Older snapshots are treated like those of other runs."""
+"""Maximum length of `SaveManager.history`. Older snapshots are treated like snapshots of other runs."""
 
 _log = logging.getLogger(__name__)
 
