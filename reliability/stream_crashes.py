@@ -6,6 +6,9 @@ of a step, or a call to the disk. From this operation on, every operation raises
 process had died. The published version must be readable then. The run is resumed without faults, in a
 third of the trials after a second crash. Its rows, parameters and cuts, and the rows and parameters of
 its last version, must equal those of a run without a crash.
+
+In every second trial, the run has a gate that closes twice: it returns to a snapshot, and quarantines
+offsets, which must be equal, too.
 """
 
 from __future__ import annotations
@@ -45,9 +48,12 @@ from sparring_testing.faults.faulty_disk import faulty_disk
 from sparring_train.config.reading.loader import parse_config
 from sparring_train.config.sections.publish import PublishConfig
 from sparring_train.data.stream.cut_log import read_cuts
+from sparring_train.data.stream.quarantine import read_quarantines
 from sparring_train.hookspecs import StreamDescriptor
-from sparring_train.live import publishing
+from sparring_train.live import publishing, run_gate
+from sparring_train.live.gate import Closing, Opening, QualityGate
 from sparring_train.live.publisher_process import PublishCounters, SavedStep
+from sparring_train.live.windows import WindowResult
 from sparring_train.run.replay import list_differences
 from sparring_train.run.result import SilentProgress
 from sparring_train.streams import StreamMessage, StreamRead
@@ -72,6 +78,9 @@ storage: {{backend: memory}}
 snapshots: {{every_steps: 3, full_every: 3, resume: true}}
 publish: {{every_seconds: 4, full_every: 3, keep: 2}}
 """
+_GATE = ("metrics.window_seconds=2", "publish.gate={on_close: return}")
+_BAD_WINDOWS = (3, 7)
+"""Numbers of the windows at which the gate closes. Each step is in one window."""
 
 
 class Crash(BaseException):
@@ -165,6 +174,20 @@ def _payload(partition: str, offset: int) -> bytes:
     return payload
 
 
+class _Gate(QualityGate):
+    """Judges windows by their numbers."""
+
+    def add(self, window: WindowResult) -> Closing | Opening | None:
+        if (window.begin - _BEGIN) / 2 in _BAD_WINDOWS:
+            good, self._good_steps, self.is_closed = self._good_steps, [], True
+            return Closing("bad by its number", window.begin, good[-2])
+        self._good_steps = [*self._good_steps, window.step][-2:]
+        if not self.is_closed:
+            return None
+        self.is_closed = False
+        return Opening("good by its number")
+
+
 class _Progress(SilentProgress):
     def __init__(self, faults: _Faults) -> None:
         self._faults = faults
@@ -208,8 +231,8 @@ class _Publisher:
 class _World:
     """The trials of one folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, has_gate: bool) -> None:
+        self.folder, self._has_gate = folder, has_gate
         self._plugin = _Plugin()
         self._manager = make_plugin_manager()
         self._manager.load(
@@ -223,18 +246,25 @@ class _World:
         for at, name in enumerate(whole.names, 1):
             self.places.setdefault(name, []).append(at)
         self.expected = folder / "whole"
+        num_returns = len(read_quarantines(str(self.expected / "snapshots")))
+        assert num_returns == (len(_BAD_WINDOWS) if has_gate else 0), f"{num_returns} returns"
 
     def train(self, folder: Path, crash_at: int | None) -> _Faults:
         """Runs or resumes a training, until its end or a crash."""
         faults = self._plugin.faults = _Faults(crash_at)
         overrides = [f"snapshots.url={folder / 'snapshots'}", f"publish.url={folder / 'served'}"]
+        overrides += _GATE if self._has_gate else ()
         config = parse_config(_CONFIG, overrides, plugin_manager=self._manager)
         from sparring_train.pytorch.trainer import train
 
         def make_publisher(config: PublishConfig, _: object) -> _Publisher:
             return _Publisher(config, faults, self._read_model)
 
-        with _faulty(faults), mock.patch.object(publishing, "_open_thread", make_publisher):
+        with (
+            _faulty(faults),
+            mock.patch.object(publishing, "_open_thread", make_publisher),
+            mock.patch.object(run_gate, "QualityGate", _Gate),
+        ):
             try:
                 train(config, self._manager, _Progress(faults))
             except BaseException:
@@ -259,6 +289,11 @@ class _World:
             for each in (url, expected)
         )
         assert found == right, "other cuts"
+        found, right = (
+            [(each.good_step, each.last_step, each.ranges) for each in read_quarantines(place)]
+            for place in (url, expected)
+        )
+        assert found == right, f"other quarantined offsets: {found}, expected {right}"
         check_published(folder / "served", newest)
 
 
@@ -295,15 +330,19 @@ def run(trials: int, first: int = 0) -> Report:
     logging.disable(logging.CRITICAL)
     try:
         with scratch_folder(in_memory=True) as scratch:
-            world = _World(scratch)
-
-            counts["kinds of operations"] = len(world.places)
-            counts["operations of a run"] = world.num_operations
-            names = sorted(world.places)
+            worlds = [
+                _World(scratch / name, has_gate=has_gate)
+                for name, has_gate in (("plain", False), ("gate", True))
+            ]
+            counts["kinds of operations"] = len(worlds[1].places)
+            counts["operations of a run"] = worlds[0].num_operations
+            counts["operations of a run that returns"] = worlds[1].num_operations
             for trial in range(first, first + trials):
                 draw = random.Random(trial)
-                folder = scratch / f"trial-{trial}"
-                at = draw.choice(world.places[names[trial % len(names)]])
+                world = worlds[trial % 2]
+                folder = world.folder / f"trial-{trial}"
+                names = sorted(world.places)
+                at = draw.choice(world.places[names[trial // 2 % len(names)]])
                 found = []
                 try:
                     found.append(world.train(folder, at).crashed_at)

@@ -14,13 +14,13 @@ import sparring_packed
 from sparring.adapter import open_root
 from sparring_cli.application import main
 from sparring_serve import LookupClient
+from sparring_serve.publishing.gate_file import open_gate
 from sparring_serve.publishing.publisher import (
     GateClosedError,
     PublisherOptions,
     close_gate,
     find_merge,
     merge_layers,
-    open_gate,
     pin,
     publish_newest,
 )
@@ -191,3 +191,22 @@ def test_servers_are_notified_by_the_command(
         assert f"client of {wrong}:" in " ".join(capsys.readouterr().err.split())
     assert main([*words, "--insecure"]) == 2
     assert "but no --notify" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("selection", [["--pin", "step-001"], ["--unpin"]])
+def test_options_for_publications_are_rejected_with_a_pin(
+    selection: list[str], run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.save()
+    run.publish(keep=2)
+    assert main(["publish", *selection, "--output", run.out, "--keep=3", "--watch"]) == 2
+    assert "found --watch, --keep with --pin or --unpin" in capsys.readouterr().err
+    assert sparring_packed.read_gate(run.out) == sparring_packed.Gate()
+
+
+def test_a_version_of_a_dropped_step_is_not_pinned(run: Run) -> None:
+    for _ in range(3):
+        run.save()
+        run.publish(keep=9)
+    assert close_gate(run.out, "bad", 3).pin == "step-003"
+    assert close_gate(run.out, "bad", 3, [range(2, 4)]).pin == "step-001"

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     )
     from sparring_serve.parameters.push_window import Token
     from sparring_serve.parameters.server import open_parameter_server
-    from sparring_serve.publishing.publisher import close_gate, open_gate
+    from sparring_serve.publishing.gate_file import open_gate
+    from sparring_serve.publishing.publisher import close_gate
     from sparring_serve.server.lookup_server import LookupServer, open_server
     from sparring_serve.service import LookupService, ShardPosition
     from sparring_serve.tables.contract import ServingTables, VersionGoneError
@@ -120,7 +121,7 @@ _HOMES = {
     "Token": "parameters.push_window",
     "VersionGoneError": "tables.contract",
     "close_gate": "publishing.publisher",
-    "open_gate": "publishing.publisher",
+    "open_gate": "publishing.gate_file",
     "open_parameter_server": "parameters.server",
     "open_server": "server.lookup_server",
     "read_serving_config": "config",

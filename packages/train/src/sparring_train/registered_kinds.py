@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "data_kinds",
     "find_join_store",
+    "find_stream",
     "find_trainer",
     "model_kinds",
     "stream_kinds",
@@ -69,6 +70,24 @@ def stream_kinds(manager: PluginManager | None = None) -> dict[str, StreamDescri
     """Returns scheme → descriptor; the built-in kinds if the manager has none."""
     found = _found(manager, "streams") or built_in_kinds.stream_kinds()
     return {each.name: each for each in found if isinstance(each, StreamDescriptor)}
+
+
+def find_stream(scheme: str, manager: PluginManager | None = None) -> StreamDescriptor | None:
+    """Returns the kind of stream of a scheme; None if no plugin registers it.
+
+    Args:
+        scheme: the part of a URL before ``://``.
+        manager: the plugin manager; None: only built-in kinds.
+
+    Raises:
+        PluginError: two distributions register it.
+    """
+    found = stream_kinds(manager).get(scheme)
+    if found is None and manager is not None:
+        for each in manager.conflicts():
+            if (each.kind, each.name) == ("streams", scheme):
+                return manager.find(each.kind, each.name, StreamDescriptor)  # raises
+    return found
 
 
 def find_join_store(name: str, manager: PluginManager | None = None) -> JoinStoreDescriptor:

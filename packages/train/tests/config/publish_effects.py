@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sparring.collective.local import LocalGroup
 from sparring_train.config.sections.gate import GateConfig
 from sparring_train.live import publisher_process
 from sparring_train.live.gate import GateOptions, QualityGate
 from sparring_train.live.publishing import RunPublisher
+from sparring_train.live.run_gate import RunGate
+from sparring_train.run.ranks import Ranks
 
 from ..live.test_gate import Model
 from .config_runs import Effects, Runs
@@ -31,12 +35,15 @@ def register(effects: Effects) -> None:
         "publish.gate.false_alarms_per_day", "publish.gate.min_events",
         "publish.gate.warm_up_windows", "publish.gate.open_after_windows",
     )(_gate)  # fmt: skip
+    effects.of("publish.gate.on_close")(_on_close)
 
 
 def _gate(_: Runs) -> None:
     def changes(**options: Any) -> list[int]:
         model = Model(seed=4, num_events=3000)
-        gate = QualityGate(GateOptions(10, **GateConfig(**options).model_dump()))
+        gate = QualityGate(
+            GateOptions(10, **GateConfig(**options).model_dump(exclude={"on_close"}))
+        )
         kinds = ["clean"] * 30 + ["inverted"] * 2 + ["clean"] * 8
         return [number for number, kind in enumerate(kinds) if gate.add(model.window(kind))]
 
@@ -45,6 +52,23 @@ def _gate(_: Runs) -> None:
     assert changes(warm_up_windows=40) == []
     assert changes(false_alarms_per_day=1e-9)[0] == 31
     assert changes(min_events=7000) != [30, 34]
+
+
+def _on_close(_: Runs) -> None:
+    pytest.importorskip("sparring_serve", reason="writes the gate")
+    for on_close, returns in (("withhold", False), ("return", True)):
+        config: Any = SimpleNamespace(
+            publish=SimpleNamespace(url=f"gate-{on_close}", gate=GateConfig(on_close=on_close)),
+            metrics=SimpleNamespace(window_seconds=10.0),
+            snapshots=SimpleNamespace(url="run"),
+        )
+        publisher: Any = SimpleNamespace(keep_steps=(), notify=lambda: None)
+        gate = RunGate(config, Ranks(LocalGroup(1).join(0)), publisher, lambda _: None)
+        model = Model(seed=4, num_events=3000)
+        for kind in ["clean"] * 30 + ["inverted"]:
+            gate.on_window(model.window(kind))
+        assert gate.is_closed
+        assert (gate.closing is not None) == returns
 
 
 class _Publisher:

@@ -16,6 +16,7 @@ from sparring import hash_strings, list_snapshots, open_snapshot
 from sparring.errors import ConfigError, DataError
 from sparring_train import find_strings
 from sparring_train.data.stream.cut_log import read_cuts
+from sparring_train.data.stream.quarantine import Quarantine, write_quarantine
 
 from .config_runs import Effects, Ran, Runs
 
@@ -152,6 +153,13 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
         own = _ran(runs, "data.batch_size=20", "snapshots.url=recorded")
         assert _ran(runs, "data.cuts_from=recorded").samples == own.samples == [20, 20, 8]
         assert len(read_cuts("recorded")) == 3
+
+    @effects.of("data:stream.quarantined")
+    def _(runs: Runs) -> None:
+        _ran(runs, "data.batch_size=20", "snapshots.url=some-dropped")
+        write_quarantine("some-dropped", Quarantine(0, 2, "bad", 0.0, 0.0, ()))
+        dropped = _ran(runs, "data.cuts_from=some-dropped", "data.quarantined=true")
+        assert dropped.samples == [20, 20]
 
     @effects.of("data:stream.label", "data:stream.numeric")
     def _(runs: Runs) -> None:

@@ -12,12 +12,16 @@ import pytest
 from sparring import StepContainer, TableConfig
 from sparring.collective.local import LocalGroup
 from sparring_train.config.sections.gate import GateConfig
+from sparring_train.data.stream.quarantine import Quarantine
 from sparring_train.live.run_gate import RunGate
 from sparring_train.run.ranks import Ranks
 
 from .test_gate import Model
 
 sparring_packed = pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
+gate_file = pytest.importorskip(
+    "sparring_serve.publishing.gate_file", reason="pip install sparring-serve"
+)
 publisher = pytest.importorskip(
     "sparring_serve.publishing.publisher", reason="pip install sparring-serve"
 )
@@ -28,13 +32,20 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.url, self.told = str(folder / "served"), []
-        self.publisher: Any = SimpleNamespace(withhold=lambda: False, keep_steps=())
+        self.notified = 0
+        self.publisher: Any = SimpleNamespace(
+            withhold=lambda: False, keep_steps=(), notify=self.notify
+        )
         config: Any = SimpleNamespace(
             publish=SimpleNamespace(url=self.url, gate=GateConfig()),
             metrics=SimpleNamespace(window_seconds=10.0),
+            snapshots=SimpleNamespace(url=str(folder / "run")),
         )
         self.gate = RunGate(config, Ranks(LocalGroup(1).join(0)), self.publisher, self.told.append)
         self.model = Model(seed=2)
+
+    def notify(self) -> None:
+        self.notified += 1
 
     def publish(self, step: int) -> None:
         with StepContainer() as container:
@@ -86,7 +97,7 @@ def test_the_operator_opens_the_gate(run: Run) -> None:
     run.windows(60)
     run.windows(1, "inverted")
     assert "there is no earlier version to return to" in run.told[0]
-    publisher.unpin(run.url)
+    gate_file.unpin(run.url)
     run.windows(30, "inverted")
     assert "opened by sparring publish --unpin" in run.told[1]
     assert not run.publisher.withhold()
@@ -116,3 +127,49 @@ def test_a_resumed_gate_is_still_closed(run: Run, tmp_path: Path) -> None:
     other.windows(3)
     assert not other.publisher.withhold()
     assert not other.file().is_closed
+
+
+def test_a_run_that_resumes_before_the_closing_opens_the_gate_after_good_windows(
+    run: Run, tmp_path: Path
+) -> None:
+    run.publish(270)
+    run.windows(60)
+    state = run.gate.states()["gate"]
+    state = type(state)(json.loads(json.dumps(dict(state.values))))
+    run.windows(1, "inverted")
+    assert run.notified == 1
+    other = Run(tmp_path)
+    other.model = run.model
+    other.gate.restore({"gate": state})
+    assert other.publisher.withhold()
+    other.windows(2)
+    assert other.publisher.withhold()
+    other.windows(1)
+    assert not other.publisher.withhold()
+    assert not other.file().is_closed
+
+
+def test_after_a_return_each_bad_window_is_a_closing_until_the_gate_opens(run: Run) -> None:
+    for step in (270, 288):
+        run.publish(step)
+    run.gate._may_return = True
+    run.windows(60)
+    run.windows(1, "inverted")
+    assert run.gate.closing is not None
+    good = run.gate.closing.good_step
+    assert run.gate.kept_steps == (good,)
+    run.windows(1, "inverted")  # not judged, because the run is going to return
+    run.gate.returned(Quarantine(good or 0, 315, "", 0.0, 0.0, ()))
+    assert run.publisher.withhold()
+    for expected in (316, 316):
+        run.windows(1, "inverted")
+        assert run.gate.closing is not None
+        assert run.gate.closing.good_step == expected
+        assert run.file().pin == "step-288"
+        run.gate.returned(Quarantine(316, 315, "", 0.0, 0.0, ()))
+    run.windows(2)
+    assert run.publisher.withhold()
+    run.windows(1)
+    assert not run.publisher.withhold()
+    found = run.gate.metrics()["gate"]
+    assert (found["num_closings"], found["num_returns"]) == (1, 3)

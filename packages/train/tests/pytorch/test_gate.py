@@ -36,12 +36,12 @@ class Told(Quiet):
         self.lines.append(text)
 
 
-def write_events(folder: Path, count: int, first_bad: int) -> str:
-    """Writes events with one second between them, whose labels are inverted from `first_bad` on."""
+def write_events(folder: Path, count: int, first_bad: int, end: int | None = None) -> str:
+    """Writes events with one second between them. Labels are inverted from `first_bad` to `end`."""
     random = np.random.default_rng(5)
     items = random.integers(0, 20, count)
     labels = (items + (random.random(count) < 0.2)) % 2
-    labels[first_bad:] = 1 - labels[first_bad:]
+    labels[first_bad:end] = 1 - labels[first_bad:end]
     table = pyarrow.table(
         {
             "user": [f"user {n}" for n in random.integers(0, 5, count)],

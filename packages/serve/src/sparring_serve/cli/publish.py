@@ -21,15 +21,24 @@ from sparring_cli import (
     print_warning,
 )
 from sparring_serve.config import ClientConfig, TlsFiles
-from sparring_serve.publishing import publisher
 from sparring_serve.publishing.evaluation import EvaluationCheck
+from sparring_serve.publishing.gate_file import unpin as unpin_version
 from sparring_serve.publishing.model_files import find_model_reader
 from sparring_serve.publishing.notify import Notifier
-from sparring_serve.publishing.publisher import PublisherOptions, PublishResult, publish_newest
+from sparring_serve.publishing.publisher import (
+    PublisherOptions,
+    PublishResult,
+    publish_newest,
+)
+from sparring_serve.publishing.publisher import pin as pin_version
 
 __all__ = ["add_publish"]
 
 _NOTIFY_SECONDS = 5.0
+_WITH_PIN = {
+    "run", "output", "pin", "unpin", "as_json", "notify", "ca_file", "token_file", "insecure"
+}  # fmt: skip
+"""Parameters that may be given with `--pin` or `--unpin`."""
 
 
 def add_publish(application: typer.Typer) -> None:
@@ -152,7 +161,9 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
             f"{'--unpin' if unpin else 'no --unpin'}; specify exactly one of the three"
         )
     if run is None:
-        _select(output, pin, as_json=as_json)
+        _reject_other_options(context)
+        notifier = _notifier(notify or [], ca_file, token_file, insecure=insecure)
+        _select(output, pin, notifier, as_json=as_json)
         return
     options = PublisherOptions(_quantize(quantize or []), full_every, keep)
     quality = _quality(context, evaluate, max_metric_loss)
@@ -197,8 +208,25 @@ def _notifier(
     return Notifier(addresses, config, _NOTIFY_SECONDS)
 
 
-def _select(output: str, pin: str | None, *, as_json: bool) -> None:
-    gate = publisher.unpin(output) if pin is None else publisher.pin(output, pin)
+def _reject_other_options(context: typer.Context) -> None:
+    others = [
+        f"--{name.replace('_', '-')}"
+        for name in context.params
+        if name not in _WITH_PIN
+        and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
+    if others:
+        raise InvalidArgumentError(
+            f"publish: found {', '.join(others)} with --pin or --unpin, which publish nothing; leave "
+            "them out"
+        )
+
+
+def _select(output: str, pin: str | None, notifier: Notifier | None, *, as_json: bool) -> None:
+    gate = unpin_version(output) if pin is None else pin_version(output, pin)
+    failed = {} if notifier is None else notifier.notify()
+    for address, reason in failed.items():
+        print_warning(f"{address} does not serve it yet: {reason}; it checks by itself")
     state = "closed" if gate.is_closed else "open"
     if as_json:
         print_json({"state": state, "pin": gate.pin or None})

@@ -66,7 +66,7 @@ class PublishOrder:
     """Order to publish a committed snapshot.
 
     Args:
-        snapshot: URL of the snapshot.
+        snapshot: URL of the snapshot. Empty: servers are only notified, for example of a closed gate.
         keep_steps: See `PublisherOptions`.
     """
 
@@ -80,7 +80,7 @@ class PublishAnswer:
 
     Args:
         result: ``published``; ``unchanged``, if the snapshot was published before; ``withheld``, if the
-            gate is closed; or ``failed``.
+            gate is closed; ``notified``, without a snapshot; or ``failed``.
         reason: Why nothing was published.
         url: URL of the serving snapshot.
         is_delta: Whether it is a delta.
@@ -112,6 +112,9 @@ class _Process:
 
     def publish(self, order: PublishOrder) -> PublishAnswer:
         begin = time.perf_counter()
+        if not order.snapshot:
+            failed = {} if self._notifier is None else self._notifier.notify()
+            return PublishAnswer("notified", not_notified=failed)
         options = PublisherOptions(
             **{**self._settings.options, "keep_steps": tuple(order.keep_steps)},
             merges_separately=self._settings.options.get("full_every") != 1,

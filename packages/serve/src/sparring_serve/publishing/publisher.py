@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sparring_packed
@@ -14,13 +14,13 @@ from sparring import Snapshot, latest_snapshot, open_snapshot
 from sparring.adapter import open_root
 from sparring.errors import (
     InvalidArgumentError,
-    SnapshotDamagedError,
     SnapshotError,
     SnapshotIOError,
     UnknownTableError,
 )
 from sparring_packed import WriteOptions
 from sparring_serve.publishing.evaluation import EvaluationCheck, EvaluationReport
+from sparring_serve.publishing.gate_file import read_gate, update_gate, without_pin_of_gate
 from sparring_serve.publishing.model_files import ReadModel
 
 __all__ = [
@@ -30,10 +30,8 @@ __all__ = [
     "close_gate",
     "find_merge",
     "merge_layers",
-    "open_gate",
     "pin",
     "publish_newest",
-    "unpin",
 ]
 
 _log = logging.getLogger(__name__)
@@ -136,7 +134,7 @@ def publish_newest(
         GateClosedError: The gate of the folder is closed.
         MetricLossError: Quantization makes the metric worse by more than allowed; nothing was published.
     """
-    gate = _read_gate(out_url)
+    gate = read_gate(out_url)
     if gate.is_closed:
         raise GateClosedError(
             f"{os.fspath(out_url)}: the gate is closed ({gate.reason or 'no reason'}), so nothing is "
@@ -190,9 +188,7 @@ def publish_newest(
             "their data types; restart them to use the new one",
             out, done[-1], changes, name,
         )  # fmt: skip
-    gate = _read_gate(out)
-    if gate.pinned_by == "gate" and not gate.is_closed:
-        sparring_packed.write_gate(out, replace(gate, pin="", pinned_by=""))
+    update_gate(out, without_pin_of_gate)
     return PublishResult(written, is_delta, tuple(_retain(out, options)), report)
 
 
@@ -263,13 +259,16 @@ def pin(out_url: str | os.PathLike[str], name: str) -> sparring_packed.Gate:
             f"--pin {name}: {os.fspath(out_url)} does not contain the serving snapshot {missing[0]}; "
             f"{advice}"
         )
-    gate = replace(_read_gate(out_url), pin=name, pinned_by="operator", since=time.time())
-    sparring_packed.write_gate(out_url, gate)
-    return gate
+    return update_gate(
+        out_url, lambda gate: replace(gate, pin=name, pinned_by="operator", since=time.time())
+    )
 
 
 def close_gate(
-    out_url: str | os.PathLike[str], reason: str, good_step: int | None
+    out_url: str | os.PathLike[str],
+    reason: str,
+    good_step: int | None,
+    bad_steps: Sequence[range] = (),
 ) -> sparring_packed.Gate:
     """Withholds newer versions, and pins the last good one unless the operator has pinned another.
 
@@ -277,44 +276,22 @@ def close_gate(
         out_url: URL of the folder of serving snapshots.
         reason: Reason for which the gate closes.
         good_step: The newest serving snapshot that is not after this step is pinned; None: none.
+        bad_steps: Earlier steps whose serving snapshots are not pinned.
     """
-    gate = replace(_read_gate(out_url), is_closed=True, reason=reason, since=time.time())
-    if gate.pinned_by != "operator":
-        existing = {} if good_step is None else _existing(out_url)
-        good = [name for name, each in existing.items() if each.step <= (good_step or 0)]
-        gate = replace(gate, pin=good[-1] if good else "", pinned_by="gate" if good else "")
-    sparring_packed.write_gate(out_url, gate)
-    return gate
+    existing = {} if good_step is None else _existing(out_url)
+    good = [
+        name
+        for name, each in existing.items()
+        if each.step <= (good_step or 0) and not any(each.step in bad for bad in bad_steps)
+    ]
 
+    def close(gate: sparring_packed.Gate) -> sparring_packed.Gate:
+        gate = replace(gate, is_closed=True, reason=reason, since=time.time())
+        if gate.pinned_by == "operator":
+            return gate
+        return replace(gate, pin=good[-1] if good else "", pinned_by="gate" if good else "")
 
-def open_gate(out_url: str | os.PathLike[str], reason: str) -> None:
-    """Allows newer versions again. The next publication removes the pin of the gate.
-
-    Args:
-        out_url: URL of the folder of serving snapshots.
-        reason: Reason for which the gate opens.
-    """
-    gate = replace(_read_gate(out_url), is_closed=False, reason=reason, since=time.time())
-    sparring_packed.write_gate(out_url, gate)
-
-
-def unpin(out_url: str | os.PathLike[str]) -> sparring_packed.Gate:
-    """Opens the gate of a folder and removes its pin, so that readers use the newest serving snapshot.
-
-    Args:
-        out_url: URL of the folder of serving snapshots.
-    """
-    gate = sparring_packed.Gate(reason="opened by the operator", since=time.time())
-    sparring_packed.write_gate(out_url, gate)
-    return gate
-
-
-def _read_gate(out_url: str | os.PathLike[str]) -> sparring_packed.Gate:
-    try:
-        return sparring_packed.read_gate(out_url)
-    except SnapshotDamagedError as error:
-        _log.warning("the gate is ignored: %s", error)
-        return sparring_packed.Gate()
+    return update_gate(out_url, close)
 
 
 def _snapshot_at(url: str | os.PathLike[str]) -> Snapshot:
@@ -454,7 +431,7 @@ def _retain(out_url: str, options: PublisherOptions) -> list[str]:
     existing = _existing(out_url)
     names = [
         *list(existing)[-options.keep :],
-        _read_gate(out_url).pin,
+        read_gate(out_url).pin,
         _newest_full(existing) or "",
     ]
     for step in options.keep_steps:

@@ -69,7 +69,8 @@ _TRACES = (
     "copies that others made are unknown to this command: exports, backups, older versions that an "
     "object store or a file system keeps",
     "the report counts how often ids occurred, by sketches; ids cannot be reconstructed from them",
-    "recorded cuts and excluded ranges of a stream contain offsets of events, but no ids",
+    "recorded cuts, excluded ranges and quarantined ranges of a stream contain offsets of events, but "
+    "no ids",
 )
 
 

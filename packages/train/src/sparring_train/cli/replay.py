@@ -38,6 +38,7 @@ def add_replay(application: typer.Typer) -> None:
         examples=[
             "sparring replay run.yaml",
             "sparring replay run.yaml --start 5000 --until 9000 --output replayed --json",
+            "sparring replay run.yaml --quarantined --output repaired",
         ],
     )
 
@@ -71,12 +72,20 @@ def replay(
             help="Folder for the snapshot of the result.",
         ),
     ] = None,
+    quarantined: Annotated[
+        bool,
+        typer.Option(
+            "--quarantined",
+            help="Train the events that the run has quarantined, from the newest snapshot or --start.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train the recorded cuts of a run on a stream again, and compare the result.
 
     Compares with the run's snapshot of the same step. Exits with 1 if a bit differs. The run is not
     changed. Events with ids that were erased are not trained; if there are any, nothing is compared.
+    Steps that the run has dropped are left out.
     """
     manager = get_command_context(context).plugin_manager
     run = load_config(config, overrides or [], plugin_manager=manager)
@@ -84,9 +93,14 @@ def replay(
         raise ConfigError(
             "replay: several ranks need a common folder for the result; give one by --output"
         )
+    if quarantined and (output is None or until is not None):
+        raise ConfigError(
+            f"replay --quarantined: found --output {output} and --until {until}, expected a folder for "
+            "the result, and no --until"
+        )
     with ExitStack() as stack:
         folder = output or stack.enter_context(TemporaryDirectory(prefix="sparring-replay-"))
-        plan = plan_replay(run, folder, start, until)
+        plan = plan_replay(run, folder, start, until, is_of_quarantine=quarantined)
         progress = make_progress(make_console(is_error=True), run.training.log_interval_seconds)
         try:
             result = find_trainer(run.framework, manager).train(plan.config, manager, progress)
@@ -130,6 +144,10 @@ def _describe_outcome(plan: Replay, num_erased: int, differences: list[str] | No
     if num_erased:
         return (
             f"did not train {num_erased:,} events with erased ids, so the result was not compared"
+        )
+    if plan.is_of_quarantine:
+        return (
+            "trained the quarantined events; to continue with the result, set snapshots.start_from"
         )
     if plan.expected is None:
         return f"the run has no snapshot after step {plan.until:,} to compare with"

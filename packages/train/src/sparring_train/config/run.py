@@ -13,6 +13,7 @@ from sparring import ExchangeOptions
 from sparring.adapter import find_closest_name
 from sparring.contracts import LocalPath, TableConfig
 from sparring_train.columns import Label
+from sparring_train.config.publish_checks import check_gate, check_publish, check_quantize
 from sparring_train.config.section import BackendOptions, PositiveFloat, Section
 from sparring_train.config.sections.change_notes import ChangeNotesConfig
 from sparring_train.config.sections.kinds import METRICS, DataSection, ModelSection
@@ -361,86 +362,6 @@ def _check_snapshots(chosen: SnapshotsConfig) -> Iterator[PydanticCustomError]:
             )
 
 
-def _check_publish(
-    publish: PublishConfig, snapshots: SnapshotsConfig
-) -> Iterator[PydanticCustomError]:
-    if publish.url is None:
-        for name in PublishConfig.model_fields:
-            if getattr(publish, name) != getattr(PublishConfig(), name):
-                yield PydanticCustomError(
-                    "publish_url",
-                    "publish.{name} has no effect, because nothing is published",
-                    {
-                        "path": ("publish", name),
-                        "name": name,
-                        "found": "publish.url: null",
-                        "expected": "a folder in publish.url",
-                    },
-                )
-        return
-    if snapshots.url is None:
-        yield PydanticCustomError(
-            "publish_snapshots",
-            "requires a folder for snapshots, from which versions are written",
-            {
-                "path": ("publish", "url"),
-                "found": "snapshots.url: null",
-                "expected": "a folder in snapshots.url",
-            },
-        )
-
-
-def _check_gate(
-    publish: PublishConfig, model: ModelSection, data: DataSection, metrics: MetricsConfig
-) -> Iterator[PydanticCustomError]:
-    if publish.gate is None:
-        return
-    found = None
-    if data.has_epochs:
-        found = f"data.kind: {data.kind}"
-    elif metrics.window_seconds is None:
-        found = "metrics.window_seconds: null"
-    elif model.label is None or model.ranking(data.columns) is not None:
-        found = f"model.kind: {model.kind}, which does not predict labels"
-    if found is not None:
-        yield PydanticCustomError(
-            "publish_gate",
-            "needs metrics of windows",
-            {
-                "path": ("publish", "gate"),
-                "found": found,
-                "expected": "a stream, metrics.window_seconds, and a model that predicts labels; or "
-                "publish.gate: null",
-            },
-        )
-
-
-def _check_quantize(
-    publish: PublishConfig, model: ModelSection, data: DataSection
-) -> Iterator[PydanticCustomError]:
-    if not publish.quantize or model.problem(data.columns) is not None:
-        return
-    known = [table.name for table in model.tables(data.columns)]
-    ranking = model.ranking(data.columns)
-    if ranking is not None and not ranking.rows_are_vectors:
-        item = data.columns.feature(ranking.item[0])
-        assert item is not None
-        known.append(f"{item.table_name}.vectors")
-    for name in publish.quantize:
-        if name not in (*known, "*"):
-            yield PydanticCustomError(
-                "table_name",
-                "model {model} has no such table",
-                {
-                    "path": ("publish", "quantize", name),
-                    "is_key": True,
-                    "model": model.kind,
-                    "expected": ", ".join(["*", *known]),
-                    "suggestion": find_closest_name(name, known),
-                },
-            )
-
-
 def _check_change_notes(chosen: ChangeNotesConfig) -> Iterator[PydanticCustomError]:
     if chosen.is_on:
         return
@@ -468,8 +389,8 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[PydanticCustomError
     (("model", "data", "tables"), _check_table_names),
     (("snapshots",), _check_snapshots),
     (("change_notes",), _check_change_notes),
-    (("publish", "snapshots"), _check_publish),
-    (("publish", "model", "data"), _check_quantize),
-    (("publish", "model", "data", "metrics"), _check_gate),
+    (("publish", "snapshots"), check_publish),
+    (("publish", "model", "data"), check_quantize),
+    (("publish", "model", "data", "metrics", "change_notes"), check_gate),
 )
 """Names of sections → function that yields contradictions between them."""

@@ -32,6 +32,9 @@ number of windows is a martingale. No bound on the number of windows is needed, 
 
 The change is estimated to begin after the last window with m <= 1. The window before it may contain the
 first bad events, so `Closing.good_step` is the end of the window before that one.
+
+A run may return to the good step after a closing. It then calls `QualityGate.returned`, after which each
+bad window closes the gate again, until good windows open it.
 """
 
 from __future__ import annotations
@@ -240,6 +243,17 @@ class QualityGate:
         """Steps up to which `Closing.good_step` may go back. The model must be kept as of each."""
         return tuple(self._good_steps)
 
+    @property
+    def num_windows(self) -> int:
+        """Number of joined windows that it has learned from."""
+        return self._num_windows
+
+    def returned(self, step: int) -> None:
+        """Continues as a closed gate, with the model of the good step, which now counts as `step`."""
+        self.is_closed, self._num_good, self.log_evidence = True, 0, 0.0
+        self._forget_suspicion()
+        self._good_steps = [step, step]
+
     def reopen(self) -> None:
         """Opens the gate on request, with a new reference."""
         self.__init__(self._options)  # type: ignore[misc]
@@ -251,9 +265,11 @@ class QualityGate:
         if joined.num_events < self._needed_events():
             return None
         self._waiting = _Joined()
-        if not math.isfinite(joined.sum_loss):
-            return None if self.is_closed else self._close(joined, "the loss is not finite")
-        return self._judge(joined)
+        if math.isfinite(joined.sum_loss):
+            return self._judge(joined)
+        if self.is_closed and not self._good_steps:
+            return None
+        return self._close(joined, "the loss is not finite")
 
     def _needed_events(self) -> float:
         rate = min(self._rate, 1 - self._rate) if self._waiting.is_binary else 1.0
@@ -274,6 +290,11 @@ class QualityGate:
             self._num_good = self._num_good + 1 if is_good else 0
             if is_good:
                 self._learn(joined, loss, auc)
+                # Without a return, the model contains the bad events, and no step is a good one.
+                if self._good_steps:
+                    self._good_steps = [self._good_steps[-1], joined.step]
+            elif self._good_steps:
+                return self._close(joined, told)
             if self._num_good < self._options.open_after_windows:
                 return None
             self.is_closed, self._num_good = False, 0

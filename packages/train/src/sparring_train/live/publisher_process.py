@@ -74,6 +74,7 @@ class PublisherThread:
         self._last_problem, self._told_at = "", 0.0
         self._changed = threading.Condition()  # guards the next attributes
         self._pending: SavedStep | None = None
+        self._must_notify = False
         self._is_busy = self._is_closed = self._has_ended = False
         self._start()
         self._thread = threading.Thread(target=self._run, name="sparring-publisher", daemon=True)
@@ -91,11 +92,17 @@ class PublisherThread:
             self._pending = saved
             self._changed.notify_all()
 
+    def notify(self) -> None:
+        """Makes servers check the folder of versions, without a publication."""
+        with self._changed:
+            self._must_notify = True
+            self._changed.notify_all()
+
     def join(self, timeout: float) -> bool:
         """Waits until all snapshots are published, and returns whether they are."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: self._pending is None and not self._is_busy, timeout
+                lambda: not (self._pending or self._must_notify or self._is_busy), timeout
             )
 
     def close(self) -> None:
@@ -124,22 +131,31 @@ class PublisherThread:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._pending is not None or self._is_closed)
+                self._changed.wait_for(
+                    lambda: self._pending or self._must_notify or self._is_closed
+                )
                 saved, self._pending = self._pending, None
-                if saved is None:
+                must_notify, self._must_notify = self._must_notify, False
+                if saved is None and not must_notify:
                     return
                 self._is_busy = True
             try:
-                self._publish(saved)
+                if must_notify:
+                    self._notify()
+                if saved is not None:
+                    self._publish(saved)
             except Exception as error:  # The thread must answer later publications.
                 self._count("failed")
-                self._warn(
-                    "error", f"publishing {saved.url} failed: {type(error).__name__}: {error}"
-                )
+                place = self._config.url if saved is None else saved.url
+                self._warn("error", f"publishing {place} failed: {type(error).__name__}: {error}")
             finally:
                 with self._changed:
                     self._is_busy = False
                     self._changed.notify_all()
+
+    def _notify(self) -> None:
+        with suppress(OSError, ValueError):  # Servers check by themselves, too.
+            self._ask("", ())
 
     def _publish(self, saved: SavedStep) -> None:
         save_seconds, url = 0.0, saved.url
@@ -244,7 +260,8 @@ class PublisherThread:
         self._process.stdin.flush()
 
     def _ask(self, url: str, keep_steps: tuple[int, ...]) -> Mapping[str, Any]:
-        """Publishes a snapshot, and returns a `PublishAnswer` as JSON values.
+        """Publishes a snapshot, and returns a `PublishAnswer` as JSON values. Without a URL, servers are
+        only notified.
 
         Raises:
             OSError: the process has ended.

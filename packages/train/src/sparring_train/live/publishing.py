@@ -167,6 +167,11 @@ class RunPublisher(Closable):
         if self._thread is not None and (task is not None or url is not None):
             self._thread.submit(SavedStep(url or "", task, self._event_time, self.keep_steps))
 
+    def notify(self) -> None:
+        """Makes the servers of `publish.notify` check the folder again, because its gate has closed."""
+        if self._thread is not None and self._config.notify:
+            self._thread.notify()
+
     def end(self) -> None:
         """Publishes the last snapshot of the run, and waits until it is published."""
         if self._config.url is None:

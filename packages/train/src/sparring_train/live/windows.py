@@ -291,6 +291,7 @@ class Windows:
         if any(state.values.get(name) != mine[name] for name in names):
             return False
         self._open = state.values["open"]
+        self._sums.clear()
         if not self._ranks.is_first:
             return True
         for number in state.values["numbers"]:

@@ -1,4 +1,7 @@
-"""The training loop of `sparring train`, from reading the data to the report."""
+"""The training loop of `sparring train`, from reading the data to the report.
+
+The file is long because all parts of the loop change the state of the run.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sparring import PluginManager, Snapshot, State, StepContainer, join_job
+from sparring import LoadResult, PluginManager, Snapshot, State, StepContainer, join_job
 from sparring.adapter import configure_pool
 from sparring.errors import ConfigError, DataError
 from sparring_train.columns import ColumnBatch
@@ -29,6 +32,7 @@ from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.kept_best import BestStepSnapshots, kept_best, make_best_step
 from sparring_train.loop.model import Trainer
 from sparring_train.loop.position import POSITION, Position, mark_epoch_ends, read_position
+from sparring_train.loop.returns import RunReturns
 from sparring_train.loop.run_counts import RunCounts
 from sparring_train.loop.run_metrics import metrics_output, trace_output
 from sparring_train.loop.run_report import RunReport
@@ -173,6 +177,8 @@ class _Run:
         self._counts = RunCounts(config, source, trainer, self._ranks)
         url = config.snapshots.url if self._ranks.is_first else None
         self._cuts = CutLog(url, self._ranks.world_size, tell)
+        self._returns = RunReturns(config, source, self._ranks, self._gate, self._cuts, tell)
+        self._snapshots.keep_steps = lambda: self._gate.kept_steps
 
     @contextmanager
     def best_kept(self, is_one_host: bool) -> Iterator[None]:
@@ -232,17 +238,47 @@ class _Run:
 
     def _train(self, stop: threading.Event) -> bool:
         """Trains until the run is complete, or `stop` is set on any rank. Returns whether it was set."""
-        interval = self._config.training.evaluation_interval_steps
         self._stop = stop
         if self._best is not None and self._best.is_over:
             return False
+        while True:
+            is_terminated = self._make_steps(stop)
+            if self._returns.is_wanted:
+                if self._returns.record(self._step):
+                    loaded = self._snapshots.resume(self._seek, is_return=True)
+                    assert loaded is not None
+                    self._restore(loaded)
+            elif (at := self._returns.skip(self._at)) is not None:
+                self._skip_to(at)
+            else:
+                return is_terminated
+
+    def _skip_to(self, at: Position) -> None:
+        """Continues after steps that the run has dropped, and saves the return as a step."""
+        self._at = at
+        self._container.state.set_steps(at.step)
+        if self._config.snapshots.url is not None and not self._returns.is_replay:
+            with self._container.span("save"):
+                self._snapshots.save(at.step, self._states())
+
+    def _make_steps(self, stop: threading.Event) -> bool:
+        """Makes steps until the run is complete, leaves out steps, or `stop` is set on any rank. Returns
+        whether it was set."""
+        interval = self._config.training.evaluation_interval_steps
         for trained in self._trainer.steps(self._ready or self._batches(), stop):
             self._at, ends_epoch = self._coming.popleft()
             if self._kept is not None:
                 self._kept.is_current = False
-            if trained.batch.cut is not None:
+            is_repeated = self._returns.is_repeated(self._step - 1)
+            if trained.batch.cut is not None and not is_repeated:
                 self._cuts.add(self._step, trained.batch.cut)
             self.live.after_step(trained, self._step)
+            if self._returns.is_wanted:
+                continue
+            if is_repeated:
+                if trained.is_stopping:
+                    return True
+                continue
             self._report.on_batch(trained.batch, is_first_epoch=self._at.epoch == 0)
             self._progress.on_step(self._step, trained.loss, trained.num_examples)
             if self._report.wants_rows(self._step):
@@ -374,7 +410,11 @@ class _Run:
         """Yields batches of a stream, until it ends or the run is stopped."""
         limit, at = self._config.training.steps, self._at
         batches = self._measured(self._source.batches(0))
-        while (limit is None or at.step < limit) and (batch := next(batches, _END)) is not _END:
+        while (
+            (limit is None or at.step < limit)
+            and not self._returns.is_wanted
+            and (batch := next(batches, _END)) is not _END
+        ):
             self._snapshots.check()
             if batch is None:
                 # Other ranks learn of a stop by a step, and there is none.
@@ -424,6 +464,17 @@ class _Run:
         loaded = self._snapshots.resume(self._seek)
         if loaded is None:
             return
+        self._restore(loaded)
+        self._resumed_steps = self._step
+        self._report.resume(loaded.states, loaded.url)
+        values = loaded.states[POSITION].values
+        self._metrics = dict(values.get("metrics", {}))
+        self._metrics_step = values.get("metrics_step", -1)
+        if self._best is not None and _VALIDATION in loaded.states:
+            self._resume_validation(self._best, loaded.states[_VALIDATION].values, loaded.url)
+
+    def _restore(self, loaded: LoadResult) -> None:
+        """Continues with the state of a snapshot."""
         framework = self._config.framework
         if framework in loaded.states:
             self._trainer.restore(loaded.states)
@@ -437,15 +488,10 @@ class _Run:
         if self._at != position:
             self._at, self._ready = position, None
             self._coming.clear()
-        self._resumed_steps = self._step
         self._source.resume(position, loaded)
-        self._report.resume(loaded.states, loaded.url)
         self.live.restore(loaded.states, loaded.url)
         self._gate.restore(loaded.states)
-        self._metrics = dict(values.get("metrics", {}))
-        self._metrics_step = values.get("metrics_step", -1)
-        if self._best is not None and _VALIDATION in loaded.states:
-            self._resume_validation(self._best, loaded.states[_VALIDATION].values, loaded.url)
+        self._returns.begin(self._step)
 
     def _resume_validation(self, best: BestStep, values: Mapping[str, Any], url: str) -> None:
         """Resumes the search for the best step."""

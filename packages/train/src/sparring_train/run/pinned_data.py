@@ -16,7 +16,7 @@ from sparring.errors import SnapshotError
 from sparring_train.config.run import RunConfig
 from sparring_train.registered_kinds import data_kinds
 from sparring_train.run.same_run import RUN
-from sparring_train.run.snapshots import find_committed_snapshots
+from sparring_train.run.snapshot_folder import list_candidates
 
 if TYPE_CHECKING:
     from sparring import PluginManager
@@ -60,7 +60,7 @@ def _saved_section(config: RunConfig) -> Mapping[str, Any] | None:
         return None
     # Resuming reports snapshots that cannot be read.
     with suppress(SnapshotError):
-        for each, reason in find_committed_snapshots(url):
+        for each, reason in list_candidates(url):
             snapshot = open_snapshot(each) if not reason else None
             if snapshot is not None and RUN in snapshot.state_names(0):
                 saved: Mapping[str, Any] | None = snapshot.state(RUN).values.get("data")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sparring import Snapshot, scan_rows
-from sparring.adapter import open_snapshots
 from sparring.contracts import NUM_PARTITIONS
 from sparring.errors import ConfigError, DataError
 from sparring_train.config.run import ReportConfig, RunConfig, StorageConfig
@@ -19,6 +18,8 @@ from sparring_train.config.sections.publish import PublishConfig
 from sparring_train.config.sections.snapshots import SnapshotsConfig
 from sparring_train.config.sections.stream import StreamData
 from sparring_train.data.stream.cut_log import RecordedCut, read_cuts
+from sparring_train.data.stream.quarantine import is_dropped, read_quarantines
+from sparring_train.run.snapshot_folder import list_good_snapshots
 
 __all__ = ["Replay", "list_differences", "plan_replay"]
 
@@ -41,9 +42,18 @@ class Replay:
     """URL of the run's snapshot after `until` steps, if it exists."""
     cuts: list[RecordedCut]
     """Cuts to train."""
+    is_of_quarantine: bool = False
+    """Whether they are those that the run has dropped."""
 
 
-def plan_replay(config: RunConfig, output: str, start: int | None, until: int | None) -> Replay:
+def plan_replay(
+    config: RunConfig,
+    output: str,
+    start: int | None,
+    until: int | None,
+    *,
+    is_of_quarantine: bool = False,
+) -> Replay:
     """Returns the plan of a replay.
 
     Args:
@@ -52,6 +62,8 @@ def plan_replay(config: RunConfig, output: str, start: int | None, until: int | 
         start: the replay starts from the newest snapshot with at most this number of steps. None: from
             the first recorded cut if the log has one of step 1, otherwise from the oldest snapshot.
         until: number of steps at the end. None: the step of the newest snapshot.
+        is_of_quarantine: whether the cuts that the run has dropped are trained, from the newest snapshot
+            unless `start` is set. Then `until` is None.
 
     Raises:
         ConfigError: the run has no stream or no snapshots.
@@ -64,7 +76,8 @@ def plan_replay(config: RunConfig, output: str, start: int | None, until: int | 
             "run with data.kind: stream and a folder in snapshots.url; give its configuration",
             setting="data.kind" if url else "snapshots.url",
         )
-    snapshots = {snapshot.step: snapshot for snapshot in open_snapshots(url)}
+    snapshots = {snapshot.step: snapshot for snapshot in list_good_snapshots(url)}
+    quarantines = read_quarantines(url)
     cuts = read_cuts(url)
     if not snapshots or not cuts:
         raise DataError(
@@ -72,6 +85,8 @@ def plan_replay(config: RunConfig, output: str, start: int | None, until: int | 
             "one of each; train the run first",
             path=url,
         )
+    if is_of_quarantine:
+        return _plan_quarantine(config, output, start, snapshots)
     until = max(snapshots) if until is None else until
     is_complete = cuts[0].step == 1
     candidates = ([0] if is_complete else []) + [step for step in snapshots if step < until]
@@ -85,14 +100,67 @@ def plan_replay(config: RunConfig, output: str, start: int | None, until: int | 
         )
     first = min(chosen) if start is None else max(chosen)
     wanted = [each for each in cuts if first < each.step <= until]
-    if [each.step for each in wanted] != [*range(first + 1, until + 1)]:
+    returns = {each.step for each in quarantines}
+    steps = [
+        each
+        for each in range(first + 1, until + 1)
+        if each not in returns and not is_dropped(each, quarantines)
+    ]
+    if [each.step for each in wanted] != steps or is_dropped(until, quarantines):
+        left_out = "".join(
+            f", without the dropped steps {each.good_step + 1} to {each.last_step}"
+            for each in quarantines
+            if first < each.step and each.good_step < until
+        )
         raise DataError(
             f"replay: found {len(wanted)} recorded cuts after step {first}, expected the steps "
-            f"{first + 1} to {until}; choose other steps with --start and --until",
+            f"{first + 1} to {until}{left_out}; choose other steps with --start and --until",
             path=url,
         )
     begin, end = snapshots.get(first), snapshots.get(until)
-    data: dict[str, Any] = {"cuts_from": url, "dead_letters": None}
+    return Replay(
+        _config_of_replay(config, output, begin, until),
+        None if begin is None else begin.url,
+        first,
+        until,
+        None if end is None else end.url,
+        wanted,
+    )
+
+
+def _plan_quarantine(
+    config: RunConfig, output: str, start: int | None, snapshots: Mapping[int, Snapshot]
+) -> Replay:
+    """Returns the plan of training the dropped cuts."""
+    url = config.snapshots.url or ""
+    cuts = read_cuts(url, are_dropped=True)
+    chosen = [step for step in snapshots if start is None or step <= start]
+    if not cuts or not chosen:
+        raise DataError(
+            f"replay --quarantined: found {len(cuts)} quarantined cuts and {len(chosen)} snapshots to "
+            f"start from in {url}, expected at least one of each",
+            path=url,
+        )
+    first = max(chosen)
+    until = first + len(cuts)
+    changed = _config_of_replay(config, output, snapshots[first], until, is_of_quarantine=True)
+    return Replay(changed, snapshots[first].url, first, until, None, cuts, is_of_quarantine=True)
+
+
+def _config_of_replay(
+    config: RunConfig,
+    output: str,
+    begin: Snapshot | None,
+    until: int,
+    *,
+    is_of_quarantine: bool = False,
+) -> RunConfig:
+    assert isinstance(config.data, StreamData)
+    data: dict[str, Any] = {
+        "cuts_from": config.snapshots.url,
+        "dead_letters": None,
+        "quarantined": is_of_quarantine,
+    }
     join = config.data.join
     if join is not None and join.path is not None:
         # The run may be active, and uses the folder.
@@ -105,17 +173,13 @@ def plan_replay(config: RunConfig, output: str, start: int | None, until: int | 
         "storage": StorageConfig(backend="memory"),
         "change_notes": ChangeNotesConfig(),
         "publish": PublishConfig(),
-        "metrics": MetricsConfig(),
+        # The open window is part of a snapshot.
+        "metrics": MetricsConfig(
+            window_seconds=config.metrics.window_seconds, slices=config.metrics.slices
+        ),
         "report": ReportConfig(),
     }
-    return Replay(
-        config.model_copy(update=changes),
-        None if begin is None else begin.url,
-        first,
-        until,
-        None if end is None else end.url,
-        wanted,
-    )
+    return config.model_copy(update=changes)
 
 
 def list_differences(expected: Snapshot, found: Snapshot) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -22,19 +21,25 @@ from sparring import (
     State,
     open_snapshot,
 )
-from sparring.adapter import Coordinator, locate, open_root, open_snapshots, reading
+from sparring.adapter import Coordinator, locate, open_root
 from sparring.contracts import Collective, Reduction, interrupted_load
 from sparring.errors import ConfigError, SnapshotDamagedError, SnapshotError
 from sparring_train.config.run import RunConfig
 from sparring_train.run.history import History, describe_version
 from sparring_train.run.same_run import RUN, check_same_run, describe_run
+from sparring_train.run.snapshot_folder import (
+    free_url,
+    list_candidates,
+    list_good_snapshots,
+    reject_other_files,
+)
 from sparring_train.run.storages import format_storage
 
 if TYPE_CHECKING:
     from sparring import StepContainer
     from sparring.adapter import Task
 
-__all__ = ["RunSnapshots", "find_committed_snapshots"]
+__all__ = ["RunSnapshots"]
 
 _DAMAGED = "damaged"
 """Key in the state `RUN`: names of snapshots that were found to be damaged."""
@@ -73,6 +78,11 @@ class RunSnapshots:
         self._damaged: list[str] = []
         self._pinned: list[str] = []
         self._history = History(config.snapshots)
+        # Step and URL of committed snapshots of this run that `keep_steps` may need, oldest first.
+        self._committed: list[tuple[int, str]] = []
+        self.keep_steps: Callable[[], tuple[int, ...]] = tuple
+        """Returns steps to which the run may return: for each, the newest snapshot that is not after it
+        is kept."""
         self._task: Task[SaveResult] | None = None
         self.num_failed = 0
         """Number of saves that failed concurrently with steps."""
@@ -94,7 +104,7 @@ class RunSnapshots:
         try:
             open_root(url).check_usable(secrets.token_hex(8))
             if not self._chosen.resume and self._container.collective.rank == 0:
-                _reject_other_files(url)
+                reject_other_files(url)
         except OSError as failure:
             # Other errors, such as a full disk, may have disappeared when the first save is due.
             if failure.errno in _LASTING:
@@ -178,6 +188,7 @@ class RunSnapshots:
 
     def _report_saved(self, saved: SaveResult) -> None:
         self.last_url = self._previous = saved.url
+        self._committed.append((saved.step, saved.url))
         if saved.url in self._pinned:
             self._pinned = [saved.url]
         self._on_saved(saved.step, saved.url)
@@ -185,6 +196,16 @@ class RunSnapshots:
     def pin(self, url: str) -> None:
         """Keeps a snapshot of this run until another pinned one has been committed."""
         self._pinned.append(url)
+
+    def _list_kept(self) -> list[str]:
+        """Returns the snapshots of `keep_steps`."""
+        chosen = [
+            [each for each in self._committed if each[0] <= step][-1:] for step in self.keep_steps()
+        ]
+        kept = [each for found in chosen for each in found]
+        newest = self._committed[-self._chosen.keep :]
+        self._committed = sorted({*kept, *newest})
+        return [url for _, url in kept]
 
     def unpin(self) -> None:
         """Removes all pins."""
@@ -235,7 +256,7 @@ class RunSnapshots:
         self._saved_step = step
         self._last_save = time.monotonic()
         self._has_failed = False
-        url = _free_url(chosen.url, f"step-{step:012d}")
+        url = free_url(chosen.url, f"step-{step:012d}")
         if is_pinned:
             self.pin(url)
         self._history.add(url)
@@ -251,7 +272,7 @@ class RunSnapshots:
                         chosen.url,
                         chosen.keep,
                         tuple(self._damaged),
-                        (*self._pinned, *self._history.urls()),
+                        (*self._pinned, *self._history.urls(), *self._list_kept()),
                     ),
                     is_base=has_deltas,
                     index_keys=chosen.history is not None,
@@ -312,10 +333,14 @@ class RunSnapshots:
             self._container.saves.join(self._chosen.deadline_seconds)
             self.check()
 
-    def resume(self, meanwhile: Callable[[Snapshot], None]) -> LoadResult | None:
+    def resume(
+        self, meanwhile: Callable[[Snapshot], None], *, is_return: bool = False
+    ) -> LoadResult | None:
         """Loads the newest readable snapshot, and reports it; returns None if there are no snapshots.
+        Snapshots of steps that the run has dropped are left out.
 
         Args:
+            is_return: whether the active run returns to an earlier step.
             meanwhile: called with each snapshot that is attempted, while its rows are loaded. The load
                 may fail later.
 
@@ -326,14 +351,23 @@ class RunSnapshots:
         """
         chosen = self._chosen
         loaded = None
-        if chosen.url is not None and chosen.resume:
+        if is_return:
+            self._container.saves.join(chosen.deadline_seconds)
+            self.check()
+        if chosen.url is not None and (chosen.resume or is_return):
             loaded = self._load_newest(chosen.url, meanwhile)
             if loaded is not None:
                 self._report_damaged(loaded)
                 self._since_full = len(open_snapshot(loaded.url).chain)
                 self._saved_step, self._previous = loaded.step, loaded.url
+                self._history = History(chosen)
                 if self._container.collective.rank == 0:
                     self._history.read(loaded.url)
+                    self._committed = [
+                        (each.step, each.url)
+                        for each in list_good_snapshots(chosen.url)
+                        if each.step <= loaded.step
+                    ]
         if loaded is None and chosen.start_from is not None:
             loaded = self._load_newest(chosen.start_from, meanwhile, is_own=False)
         if loaded is not None:
@@ -431,7 +465,7 @@ class RunSnapshots:
         found: list[tuple[str, str]] = []
         error: Exception | None = None
         try:
-            found = find_committed_snapshots(root) if collective.rank == 0 else []
+            found = list_candidates(root) if collective.rank == 0 else []
         except Exception as failure:
             error = failure
         Coordinator(collective, f"resuming from {root}").agree(error)
@@ -440,49 +474,6 @@ class RunSnapshots:
         text = "\n".join("\t".join((url, " ".join(why.split()))) for url, why in found).encode()
         first = collective.all_gather(np.frombuffer(text, np.uint8))[0].tobytes().decode()
         return [(url, why) for url, _, why in (line.partition("\t") for line in first.splitlines())]
-
-
-def find_committed_snapshots(root: str) -> list[tuple[str, str]]:
-    """Returns URLs of committed snapshots, newest first, each with the reason if it is unreadable."""
-    place = open_root(root)
-    with reading(place.url, "the folder"):
-        try:
-            names = [name for name in place.names() if place.is_committed(name)]
-        except FileNotFoundError:
-            return []
-    steps = {each.name: each.step for each in open_snapshots(root)}
-    found = []
-    for name in names:
-        url, reason, step = place.url_of(name), "", steps.get(name)
-        try:
-            if step is None:
-                step = open_snapshot(url).step
-        except SnapshotError as error:
-            reason = str(error)
-            # `RunSnapshots.save` puts the step in the name.
-            numbers = re.findall(r"[0-9]+", name)
-            step = int(numbers[0]) if numbers else -1
-        found.append((step, name, url, reason))
-    return [(url, reason) for _, _, url, reason in sorted(found, reverse=True)]
-
-
-def _reject_other_files(root: str) -> None:
-    """Raises if a folder contains snapshots: two runs would remove each other's snapshots."""
-    found = find_committed_snapshots(root)
-    if found:
-        raise ConfigError(
-            f"snapshots.url: {root} already contains {len(found)} snapshots of a run, the newest is "
-            f"{found[0][0]}, but this run does not resume; resume that run (--resume), use another "
-            "folder (snapshots.url=…), or remove them first",
-            setting="snapshots.url",
-        )
-
-
-def _free_url(root: str, name: str) -> str:
-    """Returns an unused URL; an unreadable snapshot may already have the name."""
-    place = open_root(root)
-    names = [name, *(f"{name}-{again}" for again in range(2, 1000))]
-    return place.url_of(next(each for each in names if not place.exists(each)))
 
 
 def _broadcast_answer(collective: Collective, answer: bool) -> bool:

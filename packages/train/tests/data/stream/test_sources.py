@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.errors import DataError
+from sparring import make_plugin_manager
+from sparring.contracts import Options, hookimpl
+from sparring.errors import DataError, PluginError
+from sparring.plugins.distributions import PluginSource
 from sparring_testing import StreamSourceTests
+from sparring_train.config.sections.stream import StreamData
+from sparring_train.data.dataset import OpenRequest
 from sparring_train.data.stream import folder, nats, redis_streams
+from sparring_train.data.stream.dataset import open_source
+from sparring_train.hookspecs import StreamDescriptor
 
 from .stream_files import WritableFolder, WritableNats, WritableRedis, WritableTopic
 
@@ -346,3 +353,24 @@ def test_wrong_use_of_kafka_is_reported(
         monkeypatch.setattr(confluent_kafka, "Consumer", Refusing)
         with pytest.raises(DataError, match=r"the name of the topic, .*the password in SPARRING"):
             stream.open()
+
+
+def test_two_plugins_with_one_scheme_are_both_named() -> None:
+    class Plugin:
+        @hookimpl
+        def sparring_register_streams(self) -> Any:
+            def open_nothing(*_: Any) -> Any:
+                raise AssertionError
+
+            return [
+                StreamDescriptor(
+                    name="mine", api_version=(1, 0), options=Options, open=open_nothing
+                )
+            ]
+
+    manager = make_plugin_manager()
+    for name in ("first", "second"):
+        manager.load(PluginSource(name, f"sparring-{name}", "1", Plugin))
+    data = StreamData(kind="stream", url="mine://events", categorical=("item",))
+    with pytest.raises(PluginError, match=r"mine.*sparring-first.*sparring-second"):
+        open_source(data, OpenRequest(0, None, plugin_manager=manager))

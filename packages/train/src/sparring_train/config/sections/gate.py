@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -30,4 +30,10 @@ class GateConfig(Section):
     )
     open_after_windows: PositiveInt = Field(
         3, description="Number of good windows in a row after which a closed gate opens."
+    )
+    on_close: Literal["withhold", "return"] = Field(
+        "withhold",
+        description="`withhold`: training continues. `return`: it also returns to the newest snapshot "
+        "before the bad windows, and leaves out the events since then; see `sparring replay "
+        "--quarantined`. It returns again after each bad window, until the gate opens.",
     )

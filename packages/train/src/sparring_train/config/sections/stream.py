@@ -123,12 +123,16 @@ class StreamData(ColumnSettings):
         min_length=1,
         description="Snapshots of a run whose recorded cuts are trained again, for `sparring replay`.",
     )
+    quarantined: bool = Field(
+        False,
+        description="Train the quarantined cuts of `cuts_from`, and keep the position in the stream.",
+    )
 
     changeable: ClassVar[frozenset[str]] = frozenset(
         {
             "url", "options", "format", "start", "stop_at_end", "batch_size", "max_milliseconds",
             "bad_rows", "dead_letters", "test_path", "cuts_from", "event_time", "event_time_unit",
-            "max_future_seconds", "join", "dictionary",
+            "max_future_seconds", "join", "dictionary", "quarantined",
         }
     )  # fmt: skip
 

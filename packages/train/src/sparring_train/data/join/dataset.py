@@ -466,6 +466,7 @@ class JoinedStreamDataset(StreamDataset):
         return {"join": {**asdict(self._joiner.counts), "watermark_lag_seconds": lag}}
 
     def close(self) -> None:
+        super().close()
         if self._joiner is not None:
             self._joiner.store.close()
         if self._folder is not None:

@@ -17,6 +17,8 @@ and resumed, its next file replaces the cuts of the same and later steps in earl
 
 64 small files are replaced by one with the number of the last of them and the same cuts. It replaces the
 cuts of the others by the rule above, so that the log can be read after an interruption.
+
+`sparring_train.data.stream.quarantine` describes the files of steps that the run has dropped.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from pyarrow import compute, parquet
 
 from sparring.errors import DataError
 from sparring_train.columns import Cut, CutRange, CutRead
+from sparring_train.data.stream.quarantine import is_dropped, read_quarantines
 
 __all__ = ["CutLog", "RecordedCut", "join_ranges", "read_cuts"]
 
@@ -88,6 +91,11 @@ class CutLog:
         self._url, self._world_size, self._tell = snapshots_url, world_size, tell
         self._rows: list[dict[str, Any]] = []
         self._flush_at = _MAX_WAITING_ROWS
+
+    @property
+    def is_written(self) -> bool:
+        """Whether all cuts are in files."""
+        return not self._rows
 
     def add(self, step: int, cut: Cut) -> None:
         """Adds the cut that a step has trained."""
@@ -168,17 +176,23 @@ def _merge_files(system: Any, folder: str) -> None:
 
 
 def read_cuts(
-    snapshots_url: str, steps: Sequence[tuple[int, int]] | None = None
+    snapshots_url: str,
+    steps: Sequence[tuple[int, int]] | None = None,
+    *,
+    are_dropped: bool = False,
 ) -> list[RecordedCut]:
     """Returns the recorded cuts of a run, in the order of steps.
 
     Args:
         snapshots_url: folder of the run's snapshots.
         steps: half-open ranges of the steps that are needed; files without them are not read. None: all.
+        are_dropped: whether the cuts of the steps that the run has dropped are returned, instead of the
+            others.
 
     Raises:
         DataError: the log cannot be read.
     """
+    quarantines = read_quarantines(snapshots_url)
     found: dict[int, list[dict[str, Any]]] = {}
     try:
         for attempt in range(_READ_ATTEMPTS):
@@ -197,7 +211,8 @@ def read_cuts(
     return [
         _recorded(step, rows)
         for step, rows in sorted(found.items())
-        if steps is None or any(begin <= step < end for begin, end in steps)
+        if (steps is None or any(begin <= step < end for begin, end in steps))
+        and is_dropped(step, quarantines) == are_dropped
     ]
 
 

@@ -19,13 +19,14 @@ from sparring_train.data.stream.cut_log import RecordedCut, read_cuts
 from sparring_train.data.stream.erased_keys import ErasedKeys
 from sparring_train.data.stream.events import Events, MessageDecoder, Parser
 from sparring_train.data.stream.partitions import PartitionReader, owned_partitions
+from sparring_train.data.stream.quarantine import Quarantine, read_quarantines
 from sparring_train.data.table.csv_rows import CsvRows
 from sparring_train.data.table.dataset import read_table
 from sparring_train.data.table.decode import Decoder
 from sparring_train.data.table.files import find_files
 from sparring_train.data.table.parquet_rows import ParquetRows
 from sparring_train.data.table.strings import make_string_writer
-from sparring_train.registered_kinds import stream_kinds
+from sparring_train.registered_kinds import find_stream, stream_kinds
 from sparring_train.streams import OffsetGoneError, StreamSource
 
 __all__ = ["StreamDataset", "open_source", "read_files"]
@@ -40,11 +41,11 @@ def open_source(data: StreamData, request: OpenRequest) -> StreamSource:
 
     Raises:
         DataError: the stream cannot be opened.
-        PluginError: a client library is missing.
+        PluginError: a client library is missing, or two distributions register the scheme.
     """
-    kinds = stream_kinds(request.plugin_manager)
+    manager = request.plugin_manager
     scheme = data.url.partition("://")[0] if "://" in data.url else _FOLDER
-    kind = kinds.get(scheme, kinds[_FOLDER])
+    kind = find_stream(scheme, manager) or stream_kinds(manager)[_FOLDER]
     return kind.open(data.url, kind.options.model_validate(data.options))
 
 
@@ -87,6 +88,7 @@ class StreamDataset:
         self._read: dict[str, int] = {}
         self._ends: dict[str, int] | None = None
         self._step = 0
+        self._quarantines: list[Quarantine] = []
         self._erased: ErasedKeys | None = None
         self._num_erased = 0
         if not request.is_saved:
@@ -114,13 +116,57 @@ class StreamDataset:
 
     def close(self) -> None:
         """See `StreamedDataset.close`."""
+        if self._source is not None:
+            self._source.close()
+
+    def find_quarantine(self, step: int) -> Quarantine | None:
+        """Returns the first steps after `step` that the run has dropped; None if there are none."""
+        return next((each for each in self._quarantines if each.good_step >= step), None)
+
+    def check_exist(self, positions: Mapping[str, int]) -> None:
+        """Raises if the stream has removed an event after earlier positions.
+
+        Raises:
+            OffsetGoneError: it has.
+            DataError: the stream cannot be reached.
+        """
+        assert self._source is not None
+        for name, earliest in self._source.earliest_offsets().items():
+            if positions.get(name, earliest) < earliest:
+                raise OffsetGoneError(self._data.url, name, positions[name], earliest)
+
+    def is_repeated(self, step: int) -> bool:
+        """Returns whether the step after `step` is made again, because the run returned to `step`."""
+        found = self.find_quarantine(step) if self._data.cuts_from is None else None
+        return found is not None and found.good_step > step
+
+    def skip(self, quarantine: Quarantine) -> Mapping[str, int]:
+        """Continues after dropped steps, once `batches` has ended before them. All ranks call it.
+
+        Returns:
+            Partition → offset of the next event.
+        """
+        ends = {each.partition: each.end for each in quarantine.ranges}
+        self._step = quarantine.step
+        self._move({**self._positions, **ends})
+        return dict(self._positions)
+
+    def _move(self, positions: Mapping[str, int]) -> None:
+        """Continues at other positions."""
+        assert self._source is not None
+        self._positions = self._read = dict(sorted(positions.items()))
+        own = {name: self._positions[name] for name in self._owned()}
+        self._reader = PartitionReader(self._source, self._parser, own, self._ends)
 
     def _begin_at(self, resumed: Mapping[str, int] | None) -> None:
         """Sets the positions, equally on all ranks."""
         assert self._source is not None
         own, error = None, None
+        url = self._data.cuts_from or self._request.snapshots_url
         try:
             own = [dict(self._source.earliest_offsets()), dict(self._source.end_offsets())]
+            has_quarantines = url is not None and not self._data.quarantined
+            self._quarantines = read_quarantines(url or "") if has_quarantines else []
         except Exception as failure:  # All ranks must raise.
             error = failure
         # Ends differ between ranks, because events arrive meanwhile; all ranks use the first rank's.
@@ -131,14 +177,13 @@ class StreamDataset:
             self._check_positions(resumed, earliest, ends)
             self._positions = {**earliest, **resumed}
         if self._data.cuts_from is not None:
+            self._erased = ErasedKeys(self._data.cuts_from)
+        if self._data.cuts_from is not None and not self._data.quarantined:
             cuts = [each for each in read_cuts(self._data.cuts_from) if each.step > self._step]
             begins = {each.partition: each.begin for cut in reversed(cuts) for each in cut.ranges}
             self._positions.update(begins)
-            self._erased = ErasedKeys(self._data.cuts_from)
-        self._positions = self._read = dict(sorted(self._positions.items()))
         self._ends = ends if self._data.stop_at_end else None
-        positions = {name: self._positions[name] for name in self._owned()}
-        self._reader = PartitionReader(self._source, self._parser, positions, self._ends)
+        self._move(self._positions)
 
     def _num_groups(self) -> int:
         """Returns the number of groups of partitions that ranks divide."""
@@ -174,6 +219,8 @@ class StreamDataset:
     def batches(self, epoch: int) -> Iterator[ColumnBatch | None]:
         """Yields this rank's part of each cut, and None if there is no event yet.
 
+        Ends before steps that the run has dropped. After `skip`, a new call continues.
+
         Raises:
             DataError: a message is bad, or was removed.
             UnsupportedError: the run is open for predictions.
@@ -184,27 +231,31 @@ class StreamDataset:
                 "columns: data.kind=table data.path=events"
             )
         assert self._source is not None
-        try:
-            if self._reader is None:
-                self._begin_at(None)
-            if self._data.cuts_from is not None:
-                yield from self._recorded_batches(self._data.cuts_from)
-                return
+        if self._reader is None:
+            self._begin_at(None)
+        following = self.find_quarantine(self._step)
+        until = None if following is None else following.good_step
+        if self._data.cuts_from is not None and self._data.quarantined:
+            yield from self._quarantined_batches(self._data.cuts_from)
+        elif self._data.cuts_from is not None:
+            yield from self._recorded_batches(self._data.cuts_from, until)
+        elif until is not None:
+            assert self._request.snapshots_url is not None
+            self._erased = ErasedKeys(self._request.snapshots_url)
+            yield from self._recorded_batches(self._request.snapshots_url, until)
+            self._erased = None
+        else:
             while not self._is_at_end():
                 yield self._next_batch(None)
-        finally:
-            self._source.close()
 
     def _is_at_end(self) -> bool:
         ends = self._ends
         return ends is not None and all(self._read[name] >= end for name, end in ends.items())
 
-    def _recorded_batches(self, url: str) -> Iterator[ColumnBatch]:
-        """Yields the recorded cuts after the current step."""
+    def _recorded_batches(self, url: str, until: int | None) -> Iterator[ColumnBatch]:
+        """Yields the recorded cuts after the current step, up to the step `until`."""
         step = self._step
-        for cut in read_cuts(url):
-            if cut.step <= step:
-                continue
+        for cut in read_cuts(url, [(step + 1, 2**63 if until is None else until + 1)]):
             if cut.step != step + 1:
                 raise DataError(
                     f"the cuts of the run in {url}: found step {cut.step} after step {step}, expected "
@@ -215,6 +266,23 @@ class StreamDataset:
             batch = self._next_batch(cut)
             assert batch is not None
             yield batch
+        if until is not None and step < until:
+            raise DataError(
+                f"the cuts of the run in {url}: found none after step {step}, expected them up to step "
+                f"{until}, after which the run has dropped steps; restore the folder cuts",
+                path=url,
+            )
+
+    def _quarantined_batches(self, url: str) -> Iterator[ColumnBatch]:
+        """Yields the cuts of dropped steps. The position in the stream remains."""
+        final = dict(self._positions)
+        for cut in read_cuts(url, are_dropped=True):
+            begins = {each.partition: each.begin for each in cut.ranges}
+            if any(self._positions[name] != begin for name, begin in begins.items()):
+                self._move({**self._positions, **begins})
+            batch = self._next_batch(cut)
+            if batch is not None and batch.cut is not None:
+                yield replace(batch, cut=replace(batch.cut, positions=final))
 
     def _next_batch(self, recorded: RecordedCut | None) -> ColumnBatch | None:
         """Returns this rank's part of the next step. All ranks call it.
