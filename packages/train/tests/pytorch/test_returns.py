@@ -77,7 +77,7 @@ def words(events: Events, url: str, name: str, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_the_result_is_that_of_a_run_without_the_quarantined_events(
+def test_the_rows_are_as_in_a_run_without_the_quarantined_events(
     events: Events, runs: Runs, world_size: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = write_stream(events, "whole", world_size)
@@ -141,7 +141,8 @@ def test_a_run_that_is_killed_during_the_return_makes_it_later(
     events: Events, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = write_stream(events, "whole", 2)
-    runs._run(CONFIG, tuple(words(events, url, "whole-run")))
+    prefetch = "training.pipeline=true"
+    runs._run(CONFIG, tuple(words(events, url, "whole-run", prefetch)))
     original = RunSnapshots.resume
 
     def resume(self: RunSnapshots, *arguments: Any, is_return: bool = False) -> Any:
@@ -152,8 +153,8 @@ def test_a_run_that_is_killed_during_the_return_makes_it_later(
     with monkeypatch.context() as patch:
         patch.setattr(RunSnapshots, "resume", resume)
         with pytest.raises(_Killed):
-            runs._run(CONFIG, tuple(words(events, url, "run")))
-    [ran] = runs._run(CONFIG, tuple(words(events, url, "run", "snapshots.resume=true")))
+            runs._run(CONFIG, tuple(words(events, url, "run", prefetch)))
+    [ran] = runs._run(CONFIG, tuple(words(events, url, "run", "snapshots.resume=true", prefetch)))
     assert "the run continues from its state after step" in "".join(ran.messages)
     one, other = events.newest("whole-run"), events.newest("run")
     assert one.step == other.step
