@@ -289,11 +289,11 @@ class _World:
             for each in (url, expected)
         )
         assert found == right, "other cuts"
-        found, right = (
+        dropped, right_dropped = (
             [(each.good_step, each.last_step, each.ranges) for each in read_quarantines(place)]
             for place in (url, expected)
         )
-        assert found == right, f"other quarantined offsets: {found}, expected {right}"
+        assert dropped == right_dropped, f"quarantined {dropped}, expected {right_dropped}"
         check_published(folder / "served", newest)
 
 
