@@ -45,7 +45,7 @@ class RunReturns:
         tell: reports a one-line message to the user.
 
     Attributes:
-        is_replay: whether the steps are those of another run.
+        is_replay: whether the steps belong to another run.
     """
 
     def __init__(

@@ -13,8 +13,8 @@ __all__ = ["free_url", "list_candidates", "list_good_snapshots", "reject_other_f
 
 
 def list_candidates(root: str) -> list[tuple[str, str]]:
-    """Returns URLs of committed snapshots, newest first, each with the reason if it is unreadable. Those
-    of steps that the run has dropped are left out."""
+    """Returns URLs of committed snapshots, newest first, each with the reason if it is unreadable.
+    Dropped steps are left out."""
     place = open_root(root)
     with reading(place.url, "the folder"):
         try:
@@ -43,7 +43,7 @@ def list_candidates(root: str) -> list[tuple[str, str]]:
 
 
 def list_good_snapshots(root: str) -> list[Snapshot]:
-    """Returns the readable snapshots of a run, oldest first, without those of dropped steps.
+    """Returns the readable snapshots of a run, oldest first, without dropped steps.
 
     Args:
         root: the folder of the snapshots.
