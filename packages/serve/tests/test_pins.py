@@ -200,7 +200,7 @@ def test_options_for_publications_are_rejected_with_a_pin(
     run.save()
     run.publish(keep=2)
     assert main(["publish", *selection, "--output", run.out, "--keep=3", "--watch"]) == 2
-    assert "found --watch, --keep with --pin or --unpin" in capsys.readouterr().err
+    assert "found --keep, --watch with --pin or --unpin" in capsys.readouterr().err
     assert sparring_packed.read_gate(run.out) == sparring_packed.Gate()
 
 
