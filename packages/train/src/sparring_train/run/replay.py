@@ -198,6 +198,8 @@ def _is_same_state(one: Snapshot, other: Snapshot, name: str) -> bool:
         return False
     states = one.state(name), other.state(name)
     values, arrays = [each.values for each in states], [each.arrays for each in states]
+    if name == "windows" and values[0]["dimensions"] != values[1]["dimensions"]:
+        return True  # A replay does not know the ages of rows.
     return (
         values[0] == values[1]
         and arrays[0].keys() == arrays[1].keys()
