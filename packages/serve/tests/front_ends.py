@@ -28,6 +28,7 @@ from sparring_serve import (
     open_server,
 )
 from sparring_serve.server.native_front_end import EXECUTABLE, encode_settings
+from sparring_serve.server.request_log import start_writer
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.messages import SERVICE, PullRequest, RefreshReply, TableIds
 
@@ -159,12 +160,18 @@ class NativeFrontEnd(FrontEnd):
         folder.path.mkdir(exist_ok=True)
         settings = folder.path / f"settings-{id(self)}"
         config = make_config(folder, **server)
-        settings.write_text(encode_settings(config, position, address, "info"))
+        # `execute` starts the writer of the log in the same way.
+        log = None if config.server.log.path is None else start_writer(config.server.log)
+        descriptors = [] if log is None else [log[0].fileno()]
+        settings.write_text(encode_settings(config, position, address, "info", *descriptors))
         self._process = subprocess.Popen(
             [os.environ.get("SPARRING_SERVE_TEST_EXECUTABLE", EXECUTABLE), settings],
             stderr=subprocess.PIPE,
             text=True,
+            pass_fds=descriptors,
         )
+        if log is not None:
+            log[0].close()
         self.lines = []
         found: dict[str, str] = {}
         assert self._process.stderr is not None

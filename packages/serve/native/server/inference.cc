@@ -163,6 +163,7 @@ Reply Inference::infer(std::string_view content, double remaining_seconds) {
   } catch (const PackedError& error) {
     service_.refuse(*served, error, version);
   }
+  service_.request_log().note(LoggedKind::kInfer, looked.hash, content);
   num_found_ = std::count(found.data(), found.data() + ids.size(), char{1});
 
   std::vector<int64_t> of_rows = request.inputs[0].shape;

@@ -14,6 +14,7 @@
 
 #include "server/limits.h"
 #include "server/metrics.h"
+#include "server/request_log.h"
 #include "server/settings.h"
 #include "tables/serving_tables.h"
 
@@ -41,12 +42,14 @@ class LookupService {
       : settings_(settings),
         tables_(tables),
         metrics_(metrics),
-        admission_(settings.max_bytes_in_flight) {}
+        admission_(settings.max_bytes_in_flight),
+        request_log_(settings.log_descriptor, settings.log_fraction, metrics.logged) {}
 
   const Settings& settings() const { return settings_; }
   ServingTables& tables() { return tables_; }
   Metrics& metrics() { return metrics_; }
   Admission& admission() { return admission_; }
+  RequestLog& request_log() { return request_log_; }
   int64_t bytes_in_flight() const { return admission_.bytes_in_flight(); }
 
   bool is_ready() const { return !is_draining_; }
@@ -84,6 +87,7 @@ class LookupService {
   ServingTables& tables_;
   Metrics& metrics_;
   Admission admission_;
+  RequestLog request_log_;
   std::atomic<bool> is_draining_{false};
 };
 

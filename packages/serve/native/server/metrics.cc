@@ -124,6 +124,8 @@ std::string Metrics::text() const {
   refreshes.write("refreshes_total", "result", out);
   head("rejected_total", "counter", out);
   rejected.write("rejected_total", "reason", out);
+  head("logged_total", "counter", out);
+  logged.write("logged_total", "result", out);
   // This server has no backend that could fail, and no replicas to switch to.
   head("degraded_rows_total", "counter", out);
   total("failovers_total", 0, out);

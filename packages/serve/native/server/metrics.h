@@ -83,6 +83,7 @@ class Metrics {
   std::atomic<int64_t> found{0};
   LabelledCounts refreshes;  // by result: taken, unchanged, refused
   LabelledCounts rejected;   // by reason
+  LabelledCounts logged;     // by result: queued, dropped
 
   // Sets the function that returns the gauges; before the first call of `text`.
   using Gauges = std::vector<std::pair<std::string, double>>;

@@ -252,6 +252,7 @@ Reply Pull::answer(std::string_view content, double remaining_seconds) {
                           "; check that versions are still published, or increase max_staleness_seconds",
                       "stale");
   }
+  service_.request_log().note(LoggedKind::kPull, looked.hash, content);
 
   std::vector<grpc::Slice> slices;
   slices.reserve(parts.size() + 1);

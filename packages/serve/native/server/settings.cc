@@ -80,6 +80,8 @@ Settings parse_settings(std::string_view content) {
       {"max_deadline_seconds", real(found.max_deadline_seconds)},
       {"max_queries", whole(found.max_queries)},
       {"max_k", whole(found.max_k)},
+      {"log_fraction", real(found.log_fraction)},
+      {"log_descriptor", whole(found.log_descriptor)},
       {"shard", whole(found.shard)},
       {"num_shards", whole(found.num_shards)},
       {"partition_begin", whole(found.partition_begin)},

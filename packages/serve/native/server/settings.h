@@ -47,6 +47,8 @@ struct Settings {
   double max_deadline_seconds = 0;
   int64_t max_queries = 0;
   int64_t max_k = 0;
+  double log_fraction = 0;
+  int log_descriptor = -1;  // socket of the process that writes the log; -1: none
 
   int shard = 0;
   int num_shards = 1;

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from sparring_serve.client.lookup_client import AsyncLookupClient, LookupClient
     from sparring_serve.client.recommend_steps import Recommendations
+    from sparring_serve.client.sample import Sample
     from sparring_serve.config import (
         ClientConfig,
         ServerConfig,
@@ -71,6 +72,7 @@ __all__ = [
     "Recommendations",
     "ReplicasFailedError",
     "RowStatus",
+    "Sample",
     "ServerConfig",
     "ServingConfig",
     "ServingMetrics",
@@ -107,6 +109,7 @@ _HOMES = {
     "Recommendations": "client.recommend_steps",
     "ReplicasFailedError": "client.failures",
     "RowStatus": "client.answer",
+    "Sample": "client.sample",
     "ServerConfig": "config",
     "ServiceSnapshot": "parameters.push_steps",
     "ServingConfig": "config",

@@ -19,6 +19,7 @@ from sparring_serve.tables.shard_ranges import ShardReplicas
 __all__ = [
     "RENAMED_KEYS",
     "ClientConfig",
+    "LogConfig",
     "ServerConfig",
     "ServingConfig",
     "TlsFiles",
@@ -83,6 +84,19 @@ class TlsFiles(DocumentModel):
                 "found only one of certificate_file and key_file; set both, or remove both"
             )
         return self
+
+
+class LogConfig(DocumentModel):
+    """A sample of the requests that a server answered, as Arrow streams; requires
+    `pip install 'sparring-serve[log]'`."""
+
+    path: Path | None = Field(None, description="Folder of the files; null: no log.")
+    fraction: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.01, description="Share of the calls to log, which are selected at random."
+    )
+    max_bytes: Annotated[ByteCount, Field(ge=1 << 20)] = Field(
+        1 << 30, description="Size of the folder; the oldest files are removed."
+    )
 
 
 class ServerConfig(DocumentModel):
@@ -161,6 +175,9 @@ class ServerConfig(DocumentModel):
         description="Port of health checks in plain text, on the same host, for probes that cannot "
         "use TLS, such as the probes of Kubernetes; null: only the port of `address` "
         "answers health checks.",
+    )
+    log: LogConfig = Field(
+        LogConfig(), description="Log of requests, to compare them with the data of the training."
     )
     reflection: bool = Field(
         False,

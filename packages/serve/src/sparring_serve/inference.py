@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sparring_serve.server.request_log import LoggedKind
 from sparring_serve.service import LookupService, decode_request, parse_ids
 from sparring_serve.status import Status, StatusError
 from sparring_serve.tables.contract import Ids
@@ -30,7 +31,7 @@ from sparring_serve.wire.open_inference import (
 )
 from sparring_serve.wire.rows import as_bytes
 
-__all__ = ["infer", "model_metadata", "model_ready", "server_metadata"]
+__all__ = ["infer", "model_metadata", "model_ready", "read_infer_ids", "server_metadata"]
 
 
 def infer(
@@ -73,6 +74,8 @@ def infer(
             looked = service.lookup(
                 [(table, ids)], RowDtype.FLOAT32, Missing.INITIAL, request.model_version
             )
+            if service.log is not None:
+                service.log.note(LoggedKind.INFER, looked.version.hash, content)
             [found] = looked.tables
             num_found = int(np.count_nonzero(found.found))
             outputs = {
@@ -101,6 +104,16 @@ def infer(
     finally:
         seconds = time.perf_counter() - begin
         service.metrics.note_pull([table], code, (num_ids, num_found), seconds)
+
+
+def read_infer_ids(content: Buffer) -> tuple[str, dict[str, Ids]]:
+    """Returns the id of a ModelInferRequest, and its ids by table.
+
+    Raises:
+        StatusError: The request is invalid.
+    """
+    request = _request(content)
+    return request.id, {request.model_name: _input(request)[0]}
 
 
 def _request(content: Buffer) -> InferRequest:

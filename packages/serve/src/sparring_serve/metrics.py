@@ -32,6 +32,7 @@ HELP = {
     "mapped_bytes": "Bytes of mapped files of the newest version",
     "bytes_in_flight": "Bytes of requests and replies of calls in progress",
     "rejected_total": "Calls that were rejected, by reason",
+    "logged_total": "Requests in the sample of the log, by result: queued or dropped",
     "degraded_rows_total": "Rows of a client that no replica returned, by reason and replacement",
     "pushed_steps": "Pushes that this shard has applied",
     "pushes_waiting": "Pushes in the queue",
@@ -82,6 +83,7 @@ class ServingMetrics:
         self._ids, self._found = counter("ids_total"), counter("found_total")
         self._refreshes = counter("refreshes_total", "result")
         self._rejected = counter("rejected_total", "reason")
+        self._logged = counter("logged_total", "result")
         self._degraded = counter("degraded_rows_total", "reason", "given")
         self._failovers = counter("failovers_total")
         self._gauges: list[Callable[[], Mapping[str, float]]] = []
@@ -124,6 +126,14 @@ class ServingMetrics:
             reason: Reason of the rejection, for example ``max_bytes``.
         """
         self._rejected.add(reason=reason)
+
+    def count_logged(self, result: str) -> None:
+        """Counts a request that was selected for the log.
+
+        Args:
+            result: ``queued`` or ``dropped``.
+        """
+        self._logged.add(result=result)
 
     def count_refresh(self, result: str) -> None:
         """Counts a check for a newer version.

@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from sparring import Expiry
 from sparring.contracts import Admission, Initializer
 from sparring_serve.backend_tables import BackendTableDeclaration
-from sparring_serve.config import ClientConfig, ServerConfig, ServingConfig, TlsFiles
+from sparring_serve.config import ClientConfig, LogConfig, ServerConfig, ServingConfig, TlsFiles
 from sparring_serve.declaration import (
     ParametersConfig,
     StorageDeclaration,
@@ -29,6 +29,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("", ServingConfig),
     ("tables.NAME", BackendTableDeclaration),
     ("server", ServerConfig),
+    ("server.log", LogConfig),
     ("client", ClientConfig),
     ("tls", TlsFiles),
     ("parameters", ParametersConfig),

@@ -18,6 +18,7 @@ from sparring.errors import DeadlineError, InvalidArgumentError, StorageIOError,
 from sparring_serve.limits import Admission, Limits
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.release import release
+from sparring_serve.server.request_log import LoggedKind, RequestLog
 from sparring_serve.status import Status, StatusError
 from sparring_serve.tables.contract import (
     FoundRows,
@@ -73,6 +74,7 @@ class LookupService:
         admission: Limits the total size of all concurrent calls.
         metrics: Receives the counters.
         parameters: Description of the trainable tables, for servers of the role ``parameters``.
+        log: Receives the requests that were answered, if given.
     """
 
     tables: ServingTables
@@ -81,6 +83,7 @@ class LookupService:
     admission: Admission = field(default_factory=lambda: Admission(256 << 20))
     metrics: ServingMetrics = field(default_factory=ServingMetrics)
     parameters: ParametersMessage = field(default_factory=ParametersMessage)
+    log: RequestLog | None = None
     is_draining: bool = False
     clock: Callable[[], float] = time.time
 
@@ -112,7 +115,7 @@ class LookupService:
             names = tuple(each.table for each in request.tables)
             asked = [(each.table, parse_ids(each.ids)) for each in request.tables]
             num_ids = sum(len(ids) for _, ids in asked)
-            answer, num_found = self._pull(request, asked, len(content))
+            answer, num_found = self._pull(request, asked, content)
             return answer
         except StatusError as refusal:
             code = refusal.status.value
@@ -129,7 +132,7 @@ class LookupService:
             self.metrics.note_pull(counted, code, (num_ids, num_found), seconds)
 
     def _pull(
-        self, request: PullRequest, asked: list[tuple[str, Ids]], request_bytes: int
+        self, request: PullRequest, asked: list[tuple[str, Ids]], content: Buffer
     ) -> tuple[bytes, int]:
         dtype = _known(RowDtype, "row_dtype", request.row_dtype)
         missing = _known(Missing, "missing", request.missing)
@@ -145,7 +148,7 @@ class LookupService:
                 f"{self.limits.max_bytes:,}; send fewer ids per call",
                 reason="max_bytes",
             )
-        with self.admission.of(request_bytes + answer_bytes):
+        with self.admission.of(len(content) + answer_bytes):
             is_large = answer_bytes >= IN_PLACE_BYTES and missing != Missing.ONLY_FOUND
             sizes = [
                 (shape.name, shape.dim, len(ids))
@@ -165,6 +168,8 @@ class LookupService:
                     "published, or increase max_staleness_seconds",
                     reason="stale",
                 )
+            if self.log is not None:
+                self.log.note(LoggedKind.PULL, looked.version.hash, content)
             num_found = sum(int(np.count_nonzero(each.found)) for each in looked.tables)
             answer = PullReply(
                 (),

@@ -35,6 +35,11 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
         _command(
             "blame", "cli.blame", "Show when the row of one key changed, and from which data."
         ),
+        _command(
+            "skew",
+            "skew.command",
+            "Compare the ids and numbers of served requests with the data of the training.",
+        ),
         _command("erase", "cli.erase", "Remove ids from all data that a run has stored."),
         _command(
             "evaluate",

@@ -226,3 +226,14 @@ def test_lines_for_which_nothing_was_found_are_named_by_number(erase: Erase) -> 
         said.split()
     )
     assert "P1@" not in said
+
+
+def test_ids_in_the_log_of_requests_are_found(tmp_path: Path) -> None:
+    """The log of `server.log` contains keys in binary form, in lists and alone."""
+    [ann, ben, eve] = hash_strings(["ann", "ben", "eve"]).tolist()
+    table = pyarrow.table({"user": [ann, 5], "seen": [[], [7, ben]]})
+    with pyarrow.ipc.new_stream(str(tmp_path / "log.arrows"), table.schema) as writer:
+        writer.write_table(table)
+    wanted = SearchedIds({"ann": [ann], "ben": [ben], "eve": [eve]})
+    [found] = search_files([str(tmp_path)], wanted)
+    assert (found.num_ids, found.problem) == (2, "")

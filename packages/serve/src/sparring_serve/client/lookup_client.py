@@ -22,6 +22,7 @@ from sparring_serve.client.recommend_steps import (
     RecommendQuery,
     recommend_steps,
 )
+from sparring_serve.client.sample import Sample
 from sparring_serve.client.session import Description, Session, Steps
 from sparring_serve.client.transport import (
     AsyncTransport,
@@ -175,6 +176,7 @@ class LookupClient(Client):
         missing: str = "initial",
         version: str = "",
         deadline_seconds: float | None = None,
+        sample: Sample | None = None,
     ) -> LookupReply:
         """Returns the rows of ids, by table.
 
@@ -188,6 +190,7 @@ class LookupClient(Client):
                 ``only_found``, which returns zeros without sending them.
             version: Hash of a version that the servers keep; empty means the newest.
             deadline_seconds: Deadline of the whole lookup; None uses `ClientConfig.deadline_seconds`.
+            sample: What a server with ``server.log`` may log for this lookup.
 
         Raises:
             UnknownTableError: A table is not served.
@@ -200,7 +203,9 @@ class LookupClient(Client):
             AccessError: The token is missing or wrong.
         """
         return self._run(
-            self._session.pull_steps(ids, _missing(missing), version, deadline_seconds)
+            self._session.pull_steps(
+                ids, _missing(missing), version, deadline_seconds, sample=sample
+            )
         )
 
     def scan(
@@ -342,16 +347,19 @@ class AsyncLookupClient(Client):
         missing: str = "initial",
         version: str = "",
         deadline_seconds: float | None = None,
+        sample: Sample | None = None,
     ) -> LookupReply:
         """Returns the rows of ids, like `LookupClient.pull`.
 
-        `ids`, `missing`, `version` and `deadline_seconds` are those of `LookupClient.pull`.
+        The arguments are those of `LookupClient.pull`.
 
         Raises:
             SparringError: As in `LookupClient.pull`.
         """
         return await self._run(
-            self._session.pull_steps(ids, _missing(missing), version, deadline_seconds)
+            self._session.pull_steps(
+                ids, _missing(missing), version, deadline_seconds, sample=sample
+            )
         )
 
     async def model(self, *, version: str = "", deadline_seconds: float = 30.0) -> ModelFiles:

@@ -17,6 +17,7 @@ from sparring_serve.wire.messages import (
     PullReply,
     PullRequest,
     RowDtype,
+    SampleColumn,
     TableIds,
     TableRows,
 )
@@ -78,8 +79,15 @@ class PullCalls:
         self.left_out: list[Part] = []
         """Keys of successful calls whose rows the server could not read."""
 
-    def requests(self) -> list[tuple[int, bytes]]:
-        """Returns the shard and the request of each call."""
+    def requests(
+        self, request_id: str = "", sample: tuple[SampleColumn, ...] = ()
+    ) -> list[tuple[int, bytes]]:
+        """Returns the shard and the request of each call.
+
+        Args:
+            request_id: Id of the lookup in the logs of servers.
+            sample: Columns for the log, which only the first call contains.
+        """
         asked = self._asked
         return [
             (
@@ -95,10 +103,12 @@ class PullCalls:
                         asked.version,
                         asked.max_staleness_seconds,
                         asked.accepts_partial,
+                        request_id,
+                        () if number else sample,
                     )
                 ),
             )
-            for call in self.calls
+            for number, call in enumerate(self.calls)
         ]
 
     def accept(self, number: int, content: bytes) -> None:

@@ -35,6 +35,7 @@ from sparring_serve.client.rounds import (
     Rounds,
     ShardMapMovedError,
 )
+from sparring_serve.client.sample import Sample, encode_sample
 from sparring_serve.client.splitting import CallLimits, TableKeys, split_keys
 from sparring_serve.client.transport import Outcome, Pause, Send
 from sparring_serve.config import ClientConfig
@@ -162,8 +163,11 @@ class Session:
         missing: Missing,
         version: str,
         deadline_seconds: float | None,
+        *,
+        sample: Sample | None = None,
     ) -> Steps[LookupReply]:
         """Looks up rows; see `LookupClient.pull`."""
+        encoded = () if sample is None else encode_sample(sample)
         asked = check_table_mapping("ids", ids, "ids")
         wanted = [_distinct(table, each) for table, each in asked.items()]
         check_text("version", version)
@@ -174,7 +178,8 @@ class Session:
                 deadline, None if self._fallback.raises else self._last_description
             )
             pulled = self._split_pull(wanted, description, missing, version)
-            rounds = Rounds("Pull", pulled.requests(), pulled.accept, self._policy)
+            requests = pulled.requests("" if sample is None else sample.request_id, encoded)
+            rounds = Rounds("Pull", requests, pulled.accept, self._policy)
             try:
                 yield from self._run(rounds, description, deadline)
             except ShardMapMovedError as moved:

@@ -28,6 +28,7 @@ from sparring_serve.server.grpc_methods import Changes, Methods, make_handler
 from sparring_serve.server.health_port import HealthPort
 from sparring_serve.server.reflection import add_reflection
 from sparring_serve.server.refresher import Refresher
+from sparring_serve.server.request_log import open_request_log
 from sparring_serve.service import LookupService, ShardPosition
 from sparring_serve.tables.contract import ServingTables
 from sparring_serve.transport_options import CHANNEL_OPTIONS, server_options
@@ -58,7 +59,7 @@ class LookupServer:
     Raises:
         ConfigError: Plain text on a non-loopback address, or a TLS or token file is invalid.
         StorageIOError: The server cannot listen on the port.
-        PluginError: Metrics or reflection are enabled, but their package is not installed.
+        PluginError: Metrics, reflection or the log are enabled, but their package is not installed.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class LookupServer:
             Admission(server.max_bytes_in_flight),
             self.metrics,
         )
+        self.service.log = open_request_log(server.log, self.metrics)
         self.metrics.add_gauges(self._gauges)
         if tables.not_fresh and changes is None:
             self.metrics.count_refresh("refused")
@@ -177,6 +179,8 @@ class LookupServer:
         self.refresher.close()
         if self.changes is not None:
             self.changes.close()
+        if self.service.log is not None:
+            self.service.log.close()
         if self.exporter is not None:
             self.exporter.close()
         if self.health_port is not None:

@@ -21,6 +21,7 @@ from sparring_serve.config import ServingConfig, split_address
 from sparring_serve.limits import Limits
 from sparring_serve.metrics import HELP, ServingMetrics
 from sparring_serve.release import release
+from sparring_serve.server.request_log import start_writer
 from sparring_serve.service import ShardPosition
 from sparring_serve.tables.packed import initial_values_of
 from sparring_serve.transport_options import CHANNEL_OPTIONS, server_options
@@ -67,7 +68,12 @@ def execute(config: ServingConfig, position: ShardPosition, address: str, log_le
         address: ``host:port`` to listen on; port 0 selects a free port.
         log_level: ``error``, ``info`` or ``debug``.
     """
-    content = encode_settings(config, position, address, log_level).encode()
+    log_descriptor = -1
+    if config.server.log.path is not None:
+        writer, _ = start_writer(config.server.log)
+        log_descriptor = writer.detach()  # the native server closes it at its end
+        os.set_inheritable(log_descriptor, True)
+    content = encode_settings(config, position, address, log_level, log_descriptor).encode()
     # The settings are in memory, so that no file remains.
     descriptor = os.memfd_create("sparring-serve", 0)
     with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -76,15 +82,22 @@ def execute(config: ServingConfig, position: ShardPosition, address: str, log_le
 
 
 def encode_settings(
-    config: ServingConfig, position: ShardPosition, address: str, log_level: str
+    config: ServingConfig,
+    position: ShardPosition,
+    address: str,
+    log_level: str,
+    log_descriptor: int = -1,
 ) -> str:
     """Returns the resolved configuration in the format of ``native/server/settings.h``.
 
-    Takes the arguments of `execute`.
+    Takes the arguments of `execute`, and the descriptor of the socket of the log, or -1.
     """
     lines = [
         "\t".join([key, *(quote(os.fsencode(str(value))) for value in values)])
-        for key, *values in _settings(config, position, address, log_level)
+        for key, *values in (
+            *_settings(config, position, address, log_level),
+            ("log_descriptor", log_descriptor),
+        )
     ]
     shard_map = quote(position.shards.to_bytes())
     initial = [
@@ -128,6 +141,7 @@ def _settings(
     yield "max_deadline_seconds", server.max_deadline_seconds
     yield "max_queries", server.max_queries
     yield "max_k", server.max_k
+    yield "log_fraction", server.log.fraction
     yield "shard", position.shard
     yield "num_shards", position.shards.num_shards
     yield "partition_begin", begin

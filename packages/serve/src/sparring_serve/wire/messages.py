@@ -43,6 +43,7 @@ __all__ = [
     "RefreshRequest",
     "Replicas",
     "RowDtype",
+    "SampleColumn",
     "ScanReply",
     "ScanRequest",
     "ShardMapMessage",
@@ -88,6 +89,14 @@ class TableIds:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleColumn:
+    name: str = text(1)
+    ids: Buffer = data(2)
+    numbers: Buffer = data(3)
+    lengths: Buffer = data(4)
+
+
+@dataclass(frozen=True, slots=True)
 class PullRequest:
     tables: tuple[TableIds, ...] = many(1, TableIds)
     row_dtype: int = number(2)
@@ -95,6 +104,8 @@ class PullRequest:
     version: str = text(4)
     max_staleness_seconds: float = real(5)
     accepts_partial: bool = flag(6)
+    request_id: str = text(7)
+    sample: tuple[SampleColumn, ...] = many(8, SampleColumn)
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,8 @@ def describe_remains(run: RunConfig | None) -> dict[str, str]:
         "push logs of servers that learn (`parameters.push_log`)": "save the service before you stop "
         "its servers and erase, because a save empties the logs; delete its files that end with .unused",
         "exported vectors and rows (`sparring export`, outputs of `predict` and `recommend`)": _FIND,
+        "logs of requests (`server.log`)": "search their folders with --search, and delete the files "
+        "that contain ids; `server.log.max_bytes` limits how long files are kept",
         "logs on standard error, which quote values of bad rows": _FIND,
     }
     if run is None:

@@ -1,0 +1,1 @@
+"""Compares what a service logged with the data of the training, bit by bit."""
