@@ -1,4 +1,4 @@
-"""Session for engines that the tests of other sessions do not install: Ray, Lance and Slurm."""
+"""Session for engines that other sessions do not install: Ray, Lance, Slurm, Spark, Polars, DuckDB."""
 
 from __future__ import annotations
 
@@ -16,19 +16,27 @@ LANCE = "pylance==14.0.2"
 # A controller, a node and their authentication on one machine.
 SLURM = ("munge", "slurm-wlm")
 
+# The first two are Python packages, and Spark also needs Java.
+FRAMES = ("polars==2.1.0", "duckdb==2.0.1", "pyspark==4.3.0")
+JAVA = ("openjdk-17-jre-headless",)
+
 TESTS = (
     "packages/engine-ray/tests",
+    "packages/engine-spark/tests",
     "packages/plan/tests/test_slurm.py",
     "packages/train/tests/data/lake",
+    "tests/test_ids_of_engines.py",
 )
 
 
 @nox.session
 def engines(session: nox.Session) -> None:
-    """Tests Ray, Lance and Slurm. As root, installs Slurm. Arguments choose tests."""
-    session.install(TORCH, RAY, LANCE, "pytest", "hypothesis", silent=True)
+    """Tests all engines. As root, installs Slurm and Java. Arguments choose tests."""
+    session.install(TORCH, RAY, LANCE, *FRAMES, "pytest", "hypothesis", silent=True)
     made = ("cli", "testing", "plan", "storage-tiered", "backend-hkv", "packed", "serve")
-    install_family(session, *made, "framework-torch", "train", "engine-ray")
+    install_family(session, *made, "framework-torch", "train", "engine-ray", "engine-spark")
+    if shutil.which("java") is None and not apt_install(session, JAVA):
+        session.warn(f"tests of Spark are skipped; to run them: sudo apt install {JAVA[0]}")
     if shutil.which("slurmctld") is None and not apt_install(session, SLURM):
         session.warn(f"tests of Slurm are skipped; to run them: sudo apt install {' '.join(SLURM)}")
     session.run("pytest", *(session.posargs or TESTS))

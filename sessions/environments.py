@@ -45,6 +45,7 @@ FAMILY = (
     "framework-jax",
     "train",
     "engine-ray",
+    "engine-spark",
 )
 
 # Complete third-party plugins to start from.

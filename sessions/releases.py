@@ -46,6 +46,7 @@ EXTRAS = {
     "train": ("cli", "storage-tiered", "train"),
     "plan": ("cli", "plan"),
     "ray": ("cli", "framework-torch", "storage-tiered", "packed", "train", "engine-ray"),
+    "spark": ("cli", "storage-tiered", "train", "engine-spark"),
     **{name: (name,) for name in ("cli", "packed", "testing")},
 }
 

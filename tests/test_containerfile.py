@@ -23,6 +23,7 @@ def test_packages_of_the_image_equal_this_checkout() -> None:
         "framework-jax",
         "collective-mpi",
         "engine-ray",
+        "engine-spark",
         "testing",
         *templates,
     }

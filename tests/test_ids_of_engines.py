@@ -93,7 +93,9 @@ def in_duckdb(strings: Sequence[str], folder: Path) -> list[int | None]:
     with duckdb.connect() as connection:
         register_duckdb(connection)
         connection.register("clicks", pyarrow.table({"item": strings}))
-        return [row[0] for row in connection.sql("select hash_strings(item) from clicks").fetchall()]
+        return [
+            row[0] for row in connection.sql("select hash_strings(item) from clicks").fetchall()
+        ]
 
 
 def in_ray(strings: Sequence[str], folder: Path) -> list[int | None]:

@@ -36,6 +36,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("serving_deltas", 24),
         ("serving_filters", 30_000),
         ("part_kills", 4),
+        pytest.param("serving_skew", 20_000, marks=pytest.mark.long),
         ("parameter_faults", 200),
         ("parameter_kills", 1),
         pytest.param("parameter_kills", 3, marks=pytest.mark.long),

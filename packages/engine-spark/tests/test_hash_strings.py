@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from sparring import hash_strings as expected_ids
 from sparring.errors import InvalidArgumentError
-
-pyspark = pytest.importorskip("pyspark", reason="runs Spark; nox -s engines installs it")
-if shutil.which("java") is None:
-    pytest.skip("Spark needs Java: apt install openjdk-17-jre-headless", allow_module_level=True)
-
-from pyspark.sql import SparkSession  # noqa: E402 - pyspark may be missing
-
-from sparring_spark import hash_strings  # noqa: E402 - imports pyspark in its functions
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .getOrCreate()
-    )
-    yield session
-    session.stop()
+from sparring_spark import hash_strings
 
 
 def test_strings_become_ids_and_other_columns_stay(spark: Any) -> None:

@@ -27,8 +27,8 @@ from sparring_serve import (
     ShardReplicas,
     open_server,
 )
+from sparring_serve.request_log import start_writer
 from sparring_serve.server.native_front_end import EXECUTABLE, encode_settings
-from sparring_serve.server.request_log import start_writer
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.messages import SERVICE, PullRequest, RefreshReply, TableIds
 

@@ -16,10 +16,17 @@ import pytest
 
 from sparring import hash_strings
 from sparring.errors import InvalidArgumentError, PluginError
-from sparring_serve import ClientConfig, LookupClient, Sample, ServingMetrics, ShardPosition
+from sparring_serve import (
+    ClientConfig,
+    LookupClient,
+    Sample,
+    ServingMetrics,
+    ShardPosition,
+    request_log,
+)
 from sparring_serve.config import LogConfig
-from sparring_serve.server import native_front_end, request_log
-from sparring_serve.server.request_log import HEAD, LoggedKind, RequestLog
+from sparring_serve.request_log import HEAD, LoggedKind, RequestLog
+from sparring_serve.server import native_front_end
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import PullRequest, SampleColumn, TableIds
 from sparring_serve.wire.open_inference import INFERENCE, InferRequest, InferTensor

@@ -1,6 +1,6 @@
 // Sends a sample of the answered requests to the process that writes the log.
 //
-// sparring_serve.server.request_log describes the messages, and starts the process before this one. Each
+// sparring_serve.request_log describes the messages, and starts the process before this one. Each
 // request is one message of a socket. Sending never waits: if the buffer of the socket is full, the request
 // is too large for it, or the process has ended, the entry is dropped and counted.
 #ifndef SPARRING_SERVE_SERVER_REQUEST_LOG_H_

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sparring_serve.server.request_log import LoggedKind
+from sparring_serve.request_log import LoggedKind
 from sparring_serve.service import LookupService, decode_request, parse_ids
 from sparring_serve.status import Status, StatusError
 from sparring_serve.tables.contract import Ids

@@ -18,7 +18,7 @@ from sparring.errors import DeadlineError, InvalidArgumentError, StorageIOError,
 from sparring_serve.limits import Admission, Limits
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.release import release
-from sparring_serve.server.request_log import LoggedKind, RequestLog
+from sparring_serve.request_log import LoggedKind, RequestLog
 from sparring_serve.status import Status, StatusError
 from sparring_serve.tables.contract import (
     FoundRows,

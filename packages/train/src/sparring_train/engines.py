@@ -1,7 +1,7 @@
 """Ids of strings in data engines: functions on Arrow arrays, for Polars, DuckDB, Ray and Spark.
 
-`sparring.hash_strings` has one definition, so an engine that prepares data computes the ids of the training
-and of the servers. This module imports an engine only when its function is called.
+`sparring.hash_strings` has one definition, so an engine that prepares data computes the ids of the
+training and of the servers. This module imports an engine only when its function is called.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ import pyarrow
 
 from sparring.errors import SparringError
 from sparring_serve.inference import read_infer_ids
-from sparring_serve.server.request_log import HEAD, LoggedKind
+from sparring_serve.request_log import HEAD, LoggedKind
 from sparring_serve.status import StatusError
 from sparring_serve.wire.fields import Buffer, decode
 from sparring_serve.wire.messages import PullRequest, SampleColumn

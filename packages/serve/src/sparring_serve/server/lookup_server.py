@@ -21,6 +21,7 @@ from sparring_serve.config import (
 )
 from sparring_serve.limits import Admission, Limits
 from sparring_serve.metrics import ServingMetrics
+from sparring_serve.request_log import open_request_log
 from sparring_serve.security import Tokens
 from sparring_serve.server.call_lane import CallLane
 from sparring_serve.server.call_watch import CallWatch
@@ -28,7 +29,6 @@ from sparring_serve.server.grpc_methods import Changes, Methods, make_handler
 from sparring_serve.server.health_port import HealthPort
 from sparring_serve.server.reflection import add_reflection
 from sparring_serve.server.refresher import Refresher
-from sparring_serve.server.request_log import open_request_log
 from sparring_serve.service import LookupService, ShardPosition
 from sparring_serve.tables.contract import ServingTables
 from sparring_serve.transport_options import CHANNEL_OPTIONS, server_options

@@ -21,7 +21,7 @@ from sparring_serve.config import ServingConfig, split_address
 from sparring_serve.limits import Limits
 from sparring_serve.metrics import HELP, ServingMetrics
 from sparring_serve.release import release
-from sparring_serve.server.request_log import start_writer
+from sparring_serve.request_log import start_writer
 from sparring_serve.service import ShardPosition
 from sparring_serve.tables.packed import initial_values_of
 from sparring_serve.transport_options import CHANNEL_OPTIONS, server_options
