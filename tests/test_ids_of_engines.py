@@ -15,7 +15,7 @@ import pyarrow
 import pytest
 
 from sparring import hash_strings
-from sparring_train.engines import hash_column, hash_polars, register_duckdb
+from sparring_train import hash_column, hash_polars, register_duckdb
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/reference/hash-of-strings.md"
@@ -103,7 +103,7 @@ def in_ray(strings: Sequence[str], folder: Path) -> list[int | None]:
     return run_in_process(
         """
         import ray, pyarrow
-        from sparring_train.engines import hash_column
+        from sparring_train import hash_column
         ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR")
         def hashed(table):
             return pyarrow.table({"item": hash_column(table["item"])})

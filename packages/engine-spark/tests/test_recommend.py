@@ -15,7 +15,7 @@ pytest.importorskip("sparring_torch", reason='trains a model: pip install "sparr
 import sparring_spark
 from sparring import latest_snapshot
 from sparring_cli.application import main
-from sparring_train.recommend.all_users import RecommendationOptions
+from sparring_train import RecommendationOptions
 
 RUN = """
 seed: 1

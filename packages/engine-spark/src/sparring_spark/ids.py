@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow
 
 from sparring.errors import InvalidArgumentError, PluginError
-from sparring_train.engines import hash_column
+from sparring_train import hash_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

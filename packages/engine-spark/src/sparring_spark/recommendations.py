@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 import pyarrow
 
 from sparring import open_snapshot
-from sparring_train.recommend.all_users import RecommendationOptions, open_recommendations
-from sparring_train.recommend.part_jobs import compute_parts, count_parts
+from sparring_train import (
+    RecommendationOptions,
+    compute_parts,
+    count_parts,
+    open_recommendations,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

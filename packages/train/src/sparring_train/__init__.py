@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sparring_train.data.dataset import Dataset, LabelRange, OpenRequest
     from sparring_train.data.table.decode import Decoder, RawRows
     from sparring_train.data.table.strings import find_strings
+    from sparring_train.engines import hash_column, hash_polars, register_duckdb
     from sparring_train.hookspecs import (
         DataDescriptor,
         JoinStoreDescriptor,
@@ -79,6 +80,9 @@ __all__ = [
     "parse_config",
     "find_strings",
     "find_trainer",
+    "hash_column",
+    "hash_polars",
+    "register_duckdb",
 ]
 
 _HOMES = {
@@ -122,6 +126,9 @@ _HOMES = {
     "open_recommendations": "recommend.all_users",
     "find_strings": "data.table.strings",
     "find_trainer": "registered_kinds",
+    "hash_column": "engines",
+    "hash_polars": "engines",
+    "register_duckdb": "engines",
 }
 
 

@@ -36,7 +36,7 @@ def hash_column(strings: Any) -> pyarrow.Array:
 
     Examples:
         >>> import pyarrow
-        >>> from sparring_train.engines import hash_column
+        >>> from sparring_train import hash_column
         >>> hash_column(pyarrow.array(["tent", None])).to_pylist()
         [-3411233715330347278, None]
     """

@@ -1,4 +1,4 @@
-"""Joins the rows that a service logged with those of the training, and compares their columns."""
+"""Joins the rows that a service logged with rows of the training data, and compares their columns."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Converts Arrow arrays to the ids and numbers that a model gets.
 
 Ids are int64: integers as they are, and strings hashed by `sparring.hash_strings`. Numbers are float32.
-The rules are those of the training (`sparring_train.data.table.decode`).
+The rules are the same as in training (`sparring_train.data.table.decode`).
 """
 
 from __future__ import annotations
