@@ -80,7 +80,7 @@ def _encode_column(name: str, values: Any) -> SampleColumn:
             lengths = list(map(len, flat))
             flat = list(chain.from_iterable(flat))
     try:
-        array = np.asarray(flat) if flat else np.empty(0, np.int64)
+        array = np.asarray(flat) if len(flat) > 0 else np.empty(0, np.int64)
         if array.dtype.kind in "USO":
             array = hash_strings(flat)
     except (ValueError, OverflowError, InvalidArgumentError) as error:
