@@ -37,7 +37,7 @@ from reliability.published_models import check_published
 from reliability.report import Report
 from reliability.small_snapshots import scratch_folder
 from reliability.stream_brokers import Broker, brokers
-from reliability.stream_servers import Servers, array_hashes, rows_hash
+from reliability.stream_servers import READY_NAME, Servers, array_hashes, rows_hash
 from sparring import list_snapshots, open_snapshot, scan_rows
 from sparring_redis.testing.server import free_port
 from sparring_testing.processes.rank_launchers import gloo_environment
@@ -52,18 +52,18 @@ _NUM_EVENTS = 9_600
 _STEP = 64
 _MESSAGE = 16
 _STEP_SECONDS = 0.05
-"""Pause after each step, so that servers start while events are trained."""
+"""Pause after each step, so that replies contain many versions."""
 _ENDS_RANKS = {"rank", "connection", "broker"}
 """Faults after which the ranks may end with an error."""
 _LONGEST_LIFE = 60
 """Maximum number of starts until a stream must have ended."""
 _START_SECONDS = 120.0
-_END_SECONDS = 120.0
+_END_SECONDS = 240.0
 
 _CONFIG = f"""
 seed: 3
 threads: 1
-deadline_seconds: 20
+deadline_seconds: 200
 data: {{label: clicked, categorical: [user, item], types: {{user: string}}, numeric: [price],
        batch_size: {_STEP}}}
 model: {{kind: dlrm, embedding_dim: 8, bottom_mlp: [16], top_mlp: [16]}}
@@ -151,6 +151,7 @@ class _Events:
             ordered = [part.slice(begin, share) for begin in steps for part in parts]
             path = self.new_folder()
             path.mkdir()
+            (path / READY_NAME).touch()  # It has no servers.
             # A training on files needs rows for the test, which a stream reads from other files.
             log = pyarrow.concat_tables([*ordered, self.table.slice(0, _STEP)])
             uses = ["train"] * _NUM_EVENTS + ["test"] * _STEP
@@ -249,6 +250,8 @@ class _Life:
     def _inject(self, job: _Job, most: int) -> set[str]:
         """Injects faults until a rank ends, and returns their kinds."""
         job.wait_for_first_step()
+        while not self.servers.ready_file.exists() and not job.has_ended:
+            time.sleep(0.05)
         kinds = ["rank", "publisher", "publisher", "server", "server", "connection"]
         kinds += ["broker"] * len(self._broker.faults)
         injected: set[str] = set()
@@ -366,12 +369,12 @@ def _command_line(process: int) -> bytes:
 
 
 class _Starting:
-    """Progress that reports the first step, and pauses after each one."""
+    """Progress that reports the first step, waits for the servers, and pauses after each step."""
 
-    def __init__(self, started: Any) -> None:
+    def __init__(self, started: Any, ready: Path) -> None:
         from sparring_train.run.result import SilentProgress
 
-        self._silent, self._started = SilentProgress(), started
+        self._silent, self._started, self._ready = SilentProgress(), started, ready
         self._is_first = True
 
     def __getattr__(self, name: str) -> Any:
@@ -381,6 +384,10 @@ class _Starting:
         if self._is_first:
             self._is_first = False
             self._started.release()
+            return  # A version is published after this step, with which the servers start.
+        end = time.monotonic() + _START_SECONDS
+        while not self._ready.exists() and time.monotonic() < end:
+            time.sleep(0.05)
         time.sleep(_STEP_SECONDS)
 
 
@@ -392,7 +399,7 @@ def _train_rank(
     from sparring_train.config.reading.loader import parse_config
     from sparring_train.pytorch.trainer import train
 
-    log = Path(folder, f"rank-{rank}.txt")
+    log, ready = Path(folder, f"rank-{rank}.txt"), Path(folder, READY_NAME)
     sys.stderr = log.open("w", buffering=1)
     os.dup2(sys.stderr.fileno(), 2)
     faulthandler.dump_traceback_later(_END_SECONDS - 10, exit=False)
@@ -405,7 +412,7 @@ def _train_rank(
             "MASTER_PORT": str(port),
         }
     try:
-        train(parse_config(_CONFIG, overrides), make_plugin_manager(), _Starting(started))
+        train(parse_config(_CONFIG, overrides), make_plugin_manager(), _Starting(started, ready))
     except BaseException:
         traceback.print_exc()
         os._exit(1)

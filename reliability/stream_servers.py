@@ -22,10 +22,12 @@ import numpy.typing as npt
 from sparring.errors import SparringError
 from sparring_serve import LookupClient, RowStatus
 
-__all__ = ["Reply", "Servers", "array_hashes", "rows_hash"]
+__all__ = ["READY_NAME", "Reply", "Servers", "array_hashes", "rows_hash"]
 
 _START_SECONDS = 120.0
 _PAUSE_SECONDS = 0.002
+READY_NAME = "servers-ready"
+"""File that exists when both servers have started."""
 
 Reply = tuple[int, str, frozenset[str]]
 """Step of the version, `rows_hash` and `array_hashes` of a reply."""
@@ -57,6 +59,7 @@ class Servers:
         self._config.write_text(json.dumps(content))
         self._processes: list[tuple[subprocess.Popen[bytes], Path]] = []
         self._num_starts = 0
+        self.ready_file = folder / READY_NAME
         self._is_closed = threading.Event()
         self.replies: Counter[Reply] = Counter()
         self.errors: Counter[str] = Counter()
@@ -124,6 +127,7 @@ class Servers:
                 assert time.monotonic() < end, "the servers are not ready"
                 if self._is_closed.wait(0.02):
                     return
+            self.ready_file.touch()
             with LookupClient.from_config(self._config) as client:
                 while not self._is_closed.wait(_PAUSE_SECONDS):
                     with suppress(SparringError):
