@@ -67,9 +67,8 @@ def write_run(folder: str, num_users: int, num_items: int) -> None:
     from sparring_train.run.saved_run import open_run
 
     place = Path(folder)
-    parquet.write_table(
-        pyarrow.table({"user": [0, 1, 2, 3], "item": [0, 1, 2, 3]}), place / "log.parquet"
-    )
+    ids = np.arange(1_000) % 64
+    parquet.write_table(pyarrow.table({"user": ids, "item": ids}), place / "log.parquet")
     (place / "run.yaml").write_text(_RUN)
     assert main(["train", str(place / "run.yaml"), f"snapshots.url={place / 'small'}"]) == 0
     small = latest_snapshot(str(place / "small"))
