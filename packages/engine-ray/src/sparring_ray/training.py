@@ -99,9 +99,10 @@ def _read_config(config: str | os.PathLike[str], overrides: Mapping[str, Any]) -
     given = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     # Also rejects a configuration without snapshots, from which workers load their rows again.
     resuming = [*given, "snapshots.resume=true"]
-    read = load_config(config, resuming, plugin_manager=make_plugin_manager())
+    manager = make_plugin_manager()
+    read = load_config(config, resuming, plugin_manager=manager)
     # Paths in overrides start at the current folder, which differs on workers.
-    read = parse_config(config_as_yaml(read), folder=str(Path.cwd()))
+    read = parse_config(config_as_yaml(read), folder=str(Path.cwd()), plugin_manager=manager)
     if read.framework != "torch":
         raise ConfigError(
             f"{config}: found framework: {read.framework}, expected torch, because Ray connects the "
