@@ -25,7 +25,10 @@ if(TARGET sparring_hkv_emulator)
   target_link_libraries(sparring_hkv_emulated_table PUBLIC sparring_hkv_emulator sparring_hkv_table)
   # -O1 for the reason that native/device_kernels/sources.cmake states.
   target_compile_options(sparring_hkv_emulated_table PRIVATE
-    -Wall -Wextra -Wpedantic -Wconversion -Wshadow $<$<NOT:$<BOOL:${SPARRING_SANITIZE}>>:-O1>)
+    -Wall -Wextra -Wpedantic -Wconversion -Wshadow)
+  if(NOT SPARRING_SANITIZE)
+    target_compile_options(sparring_hkv_emulated_table PRIVATE -O1)
+  endif()
 endif()
 if(SPARRING_HKV_HAS_CUDA)
   sparring_hkv_add_cuda_library(sparring_hkv_cuda_table ${device_table_sources})
