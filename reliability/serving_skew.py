@@ -69,7 +69,7 @@ def run(trials: int) -> Report:
         for kind in kinds:
             _check_server(kind, folder, read, counts, failures)
         for framework, check in (("torch", _torch_rows), ("tensorflow", _keras_rows)):
-            if importlib.util.find_spec(f"sparring_{framework.removesuffix('ensorflow')}") is None:
+            if importlib.util.find_spec(framework) is None:
                 counts[f"{framework} is not installed"] += 1
                 continue
             _check_program(framework, check, folder, read, counts, failures)

@@ -17,7 +17,7 @@ LANCE = "pylance==14.0.2"
 SLURM = ("munge", "slurm-wlm")
 
 # The first two are Python packages, and Spark also needs Java.
-FRAMES = ("polars==2.1.0", "duckdb==2.0.1", "pyspark[sql]==4.3.0")
+FRAMES = ("polars==2.1.0", "duckdb==2.0.1", "pyspark[sql]==4.3.0", "pandas<3")
 JAVA = ("openjdk-17-jre-headless",)
 
 TESTS = (

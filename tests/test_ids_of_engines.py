@@ -121,7 +121,9 @@ def in_spark(strings: Sequence[str], folder: Path) -> list[int | None]:
         pytest.skip("Spark needs Java: apt install openjdk-17-jre-headless")
     return run_in_process(
         """
+        import os
         import sparring_spark
+        os.environ["PYSPARK_PYTHON"] = sys.executable
         from pyspark.sql import SparkSession
         spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false") \\
             .config("spark.driver.host", "127.0.0.1").getOrCreate()

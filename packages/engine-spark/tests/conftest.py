@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +17,8 @@ pyspark = pytest.importorskip("pyspark", reason="runs Spark; nox -s engines inst
 def spark() -> Iterator[Any]:
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java: apt install openjdk-17-jre-headless")
+    # Otherwise workers run the first python3 of PATH.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     session = (
         pyspark.sql.SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
