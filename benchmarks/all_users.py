@@ -62,8 +62,9 @@ def write_run(folder: str, num_users: int, num_items: int) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    from sparring import latest_snapshot, make_plugin_manager
+    from sparring import State, latest_snapshot, make_plugin_manager
     from sparring_cli.application import main
+    from sparring_train.run.same_run import RUN
     from sparring_train.run.saved_run import open_run
 
     place = Path(folder)
@@ -82,7 +83,9 @@ def write_run(folder: str, num_users: int, num_items: int) -> None:
             for begin in range(0, count, 1 << 16):
                 keys = np.arange(begin, min(begin + (1 << 16), count))
                 storage.upsert(keys, random.standard_normal((len(keys), width), np.float32))
-        states = {name: small.state(name) for name in small.state_names(0)}
+        # The states that the loop saved: the configuration, and the model of the framework.
+        saved = {name: small.state(name) for name in (RUN, "torch")}
+        states = {name: State(each.values, each.arrays) for name, each in saved.items()}
         container.save(str(place / "run" / "step-000000001"), states=states)
 
 
