@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
+torch = pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
 from sparring import list_snapshots, make_plugin_manager, open_snapshot, scan_rows
@@ -111,6 +111,16 @@ def test_training_stops_and_ends_with_the_best_step(watch: str, tmp_path: Path) 
         ranks = Ranks(model.source.container.collective)
         found = model.source.evaluate(model.predict, ranks, part="validation")
     assert found == pytest.approx(result.validation, rel=1e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_saved_models_compute_on_the_configured_threads(tmp_path: Path, threads: int) -> None:
+    run(config({"epochs": 1}, snapshots={"url": str(tmp_path / "run")}))
+    before = torch.get_num_threads()
+    newest = open_snapshot(list_snapshots(tmp_path / "run")[-1])
+    with open_run(newest, [f"threads={threads}"], make_plugin_manager()):
+        assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == before
 
 
 def test_the_best_step_needs_no_folder_of_snapshots(tmp_path: Path) -> None:

@@ -82,9 +82,15 @@ def _threads_of_torch(config: RunConfig, world_size: int) -> int:
 def open_model(
     config: RunConfig, plugin_manager: PluginManager, saved: SavedModel
 ) -> Iterator[OpenedModel]:
-    """See `sparring_train.loop.saved_model.saved_model`."""
-    with _saved_task(config, plugin_manager, saved.snapshot_url, saved.rows) as task:
-        yield _OpenedModel(task)
+    """See `sparring_train.loop.saved_model.saved_model`. Also sets the number of PyTorch's threads."""
+    threads_before = torch.get_num_threads()
+    try:
+        with _saved_task(config, plugin_manager, saved.snapshot_url, saved.rows) as task:
+            # The pool has the number of threads of the configuration now.
+            torch.set_num_threads(num_threads())
+            yield _OpenedModel(task)
+    finally:
+        torch.set_num_threads(threads_before)
 
 
 @dataclass(frozen=True, slots=True)
