@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,12 @@ def test_a_closed_gate_pins_the_last_good_version_until_the_next_publication(run
     assert run.publish() is not None
     opened = sparring_packed.read_gate(run.out)
     assert (opened.is_closed, opened.reason, opened.pin) == (False, "3 good windows", "")
+    # The publisher may be killed before it removes the pin, and publishes the version again.
+    pinned = replace(opened, pin="step-002", pinned_by="gate")
+    for since, pin_left in ((opened.since, ""), (time.time(), "step-002")):
+        sparring_packed.write_gate(run.out, replace(pinned, since=since))
+        assert run.publish() is None
+        assert sparring_packed.read_gate(run.out).pin == pin_left
     assert close_gate(run.out, "worse", None).pin == ""
     # The operator's pin wins.
     pin(run.out, "step-003")

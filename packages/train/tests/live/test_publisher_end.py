@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,17 +118,32 @@ def test_no_process_is_started_after_the_end(monkeypatch: pytest.MonkeyPatch) ->
     assert told == []
 
 
+_ANSWERING = """
+import sys
+sys.stdin.readline()  # settings
+for order in sys.stdin:
+    if not {is_answering}:
+        break
+    with open({path!r}, "a") as file:
+        file.write(order)
+    print('{{"result": "unchanged"}}', flush=True)
+"""
+
+
 @pytest.mark.parametrize("num_ends", [1, 2])
 def test_a_publication_is_repeated_if_its_process_ends(
-    monkeypatch: pytest.MonkeyPatch, num_ends: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, num_ends: int
 ) -> None:
+    orders = tmp_path / "orders"
+
     class Ending(subprocess.Popen):  # type: ignore[type-arg]
         count = 0
 
         def __init__(self, *_: Any, **options: Any) -> None:
             Ending.count += 1
-            answer = 'print(\'{"result": "unchanged"}\')' if Ending.count > num_ends else ""
-            super().__init__([sys.executable, "-c", f"input(); input(); {answer}"], **options)
+            is_answering = Ending.count > num_ends
+            code = _ANSWERING.format(is_answering=is_answering, path=str(orders))
+            super().__init__([sys.executable, "-c", code], **options)
 
     monkeypatch.setattr(publisher_process.subprocess, "Popen", Ending)
     told: list[str] = []
@@ -138,3 +155,7 @@ def test_a_publication_is_repeated_if_its_process_ends(
     found = {name: count for name, count in thread.counters.publications.items() if count}
     assert found == {"unchanged" if num_ends == 1 else "failed": 1}
     assert ["has ended twice" in each for each in told] == [True] * (num_ends - 1)
+    if num_ends == 1:
+        # The first process may have published the version, and ended before it notified servers.
+        answered = [json.loads(each)["snapshot"] for each in orders.read_text().splitlines()]
+        assert answered == ["runs/step-1", ""]

@@ -121,6 +121,11 @@ def test_the_rows_are_as_in_a_run_without_the_quarantined_events(
     assert main(["replay", *given, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["steps"], found["differences"]) == (newest.step, [])
+    # It can also end where the run returned to, or with the return.
+    for step in (quarantines[0].good_step, quarantines[0].step):
+        assert main(["replay", *given, f"--until={step}", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["steps"], found["differences"] or []) == (step, [])
     repaired = str(events.folder / "repaired")
     assert main(["replay", *given, "--quarantined", f"--output={repaired}", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -151,6 +151,7 @@ def publish_newest(
         quantize = _quantize(snapshot, published.tables_by_name, options.quantize)
         changes = _dtype_changes(published, quantize)
         if not changes:
+            _finish(out, published)
             return None
         name = _next_name(snapshot.name, done[-1])
     write_options = WriteOptions() if read_model is None else read_model(snapshot)
@@ -190,6 +191,14 @@ def publish_newest(
         )  # fmt: skip
     update_gate(out, without_pin_of_gate)
     return PublishResult(written, is_delta, tuple(_retain(out, options)), report)
+
+
+def _finish(out: str, published: sparring_packed.ServingManifest) -> None:
+    """Removes the pin of the gate, if the publisher of a version was killed before it did so."""
+    update_gate(
+        out,
+        lambda gate: without_pin_of_gate(gate) if published.published >= gate.since else gate,
+    )
 
 
 def find_merge(out_url: str | os.PathLike[str], options: PublisherOptions) -> str | None:

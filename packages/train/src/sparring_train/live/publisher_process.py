@@ -173,6 +173,9 @@ class PublisherThread:
                 # Another process tries again, because no later version may follow.
                 self._stop_process()
                 answer = self._ask(url, saved.keep_steps)
+                if answer["result"] == "unchanged":
+                    # The first process has published it, but may not have notified the servers.
+                    self._notify()
         except (OSError, ValueError) as error:
             self._count("failed")
             if self._has_ended:

@@ -241,6 +241,7 @@ class _Run:
         self._stop = stop
         if self._best is not None and self._best.is_over:
             return False
+        limit = self._config.training.steps
         while True:
             is_terminated = self._make_steps(stop)
             if self._returns.is_wanted:
@@ -248,6 +249,8 @@ class _Run:
                     loaded = self._snapshots.resume(self._seek, is_return=True)
                     assert loaded is not None
                     self._restore(loaded)
+            elif limit is not None and self._step >= limit:
+                return is_terminated  # A replay may end before the steps that the run has dropped.
             elif (at := self._returns.skip(self._at)) is not None:
                 self._skip_to(at)
             else:
