@@ -161,16 +161,23 @@ class StreamDataset:
     def _begin_at(self, resumed: Mapping[str, int] | None) -> None:
         """Sets the positions, equally on all ranks."""
         assert self._source is not None
-        own, error = None, None
+        own: list[Any] | None = None
+        error: Exception | None = None
         url = self._data.cuts_from or self._request.snapshots_url
         try:
-            own = [dict(self._source.earliest_offsets()), dict(self._source.end_offsets())]
             has_quarantines = url is not None and not self._data.quarantined
-            self._quarantines = read_quarantines(url or "") if has_quarantines else []
+            quarantines = read_quarantines(url or "") if has_quarantines else []
+            own = [
+                dict(self._source.earliest_offsets()),
+                dict(self._source.end_offsets()),
+                [each.values() for each in quarantines],
+            ]
         except Exception as failure:  # All ranks must raise.
             error = failure
-        # Ends differ between ranks, because events arrive meanwhile; all ranks use the first rank's.
-        earliest, ends = self._agreed(own, error)[0]
+        # Ends differ between ranks, because events arrive meanwhile, and a file may not be visible to all
+        # of them yet. All ranks use what the first rank found.
+        earliest, ends, found = self._agreed(own, error)[0]
+        self._quarantines = [Quarantine.of(each) for each in found]
         if resumed is None:
             self._positions = ends if self._data.start == "latest" else earliest
         else:

@@ -18,8 +18,9 @@ makes it when it is resumed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import fsspec  # type: ignore[import-untyped]  # it ships no types
 
@@ -48,6 +49,18 @@ class Quarantine:
     ranges: tuple[CutRange, ...]
     """Offsets of the events of the dropped steps."""
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Quarantine:
+        """Returns the result of `values`."""
+        return cls(**{**values, "ranges": tuple(CutRange(**each) for each in values["ranges"])})
+
+    def values(self) -> dict[str, Any]:
+        """Returns the fields as JSON values."""
+        values = asdict(self)
+        for each in values["ranges"]:
+            del each["read_time"]
+        return values
+
     @property
     def step(self) -> int:
         """The step that the return counts as."""
@@ -73,11 +86,8 @@ def write_quarantine(snapshots_url: str, quarantine: Quarantine) -> None:
     folder = f"{path.rstrip('/')}/cuts"
     system.makedirs(folder, exist_ok=True)
     name = f"{folder}/{quarantine.good_step:012d}-{quarantine.last_step:012d}{_ENDING}"
-    values = asdict(quarantine)
-    for each in values["ranges"]:
-        del each["read_time"]
     with system.open(f"{name}.unfinished", "w") as file:
-        json.dump({"format": 1, **values}, file)
+        json.dump({"format": 1, **quarantine.values()}, file)
     system.mv(f"{name}.unfinished", name)
 
 
@@ -101,10 +111,7 @@ def read_quarantines(snapshots_url: str) -> list[Quarantine]:
         ) from error
 
 
-def _decoded(values: dict[str, object]) -> Quarantine:
+def _decoded(values: dict[str, Any]) -> Quarantine:
     if (found := values.pop("format")) != 1:
         raise ValueError(f"the format is {found!r}, expected 1")
-    ranges = values.pop("ranges")
-    if not isinstance(ranges, list):
-        raise TypeError(f"ranges is {ranges!r}, expected a list")
-    return Quarantine(**values, ranges=tuple(CutRange(**each) for each in ranges))  # type: ignore[arg-type]
+    return Quarantine.of(values)
