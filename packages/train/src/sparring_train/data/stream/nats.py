@@ -33,6 +33,8 @@ _PAUSE_SECONDS = 0.5
 """Pause between two attempts."""
 _IDLE_SECONDS = 600.0
 """The server keeps a consumer for this long between two reads."""
+_FETCH_SECONDS = 1.0
+"""Time after which a read checks whether the connection broke, which can have lost the last messages."""
 _LEAST_WAIT_SECONDS = 0.02
 """The client needs some time to receive messages that exist."""
 
@@ -46,6 +48,9 @@ class _Reader:
     """Offset of the next message, or of an earlier one if messages between them were removed."""
     number: int
     """Number of the next message among all messages that the consumer delivers, from 1."""
+    connection: int
+    """Number of the connection on which the consumer was created. What it delivers on a connection that
+    breaks can be lost, and it does not deliver it again."""
 
 
 class NatsSource:
@@ -119,12 +124,22 @@ class NatsSource:
         return {name: self._range(name)[1] for name in self._streams}
 
     def read(self, partition: str, offset: int, max_events: int, deadline: float) -> StreamRead:
+        while True:
+            end = min(deadline, time.monotonic() + _FETCH_SECONDS)
+            read = self._read_once(partition, offset, max_events, end)
+            if read.messages or time.monotonic() >= deadline:
+                return read
+
+    def _read_once(
+        self, partition: str, offset: int, max_events: int, deadline: float
+    ) -> StreamRead:
         reader = self._readers.pop(partition, None)
-        if reader is None or reader.offset != offset:
+        connection = self._client.stats["reconnects"]
+        if reader is None or (reader.offset, reader.connection) != (offset, connection):
             if reader is not None:
                 self._unsubscribe(reader)
             self._check_offset(partition, offset)
-            reader = _Reader(self._subscribe(partition, offset), offset, 1)
+            reader = _Reader(self._subscribe(partition, offset), offset, 1, connection)
         seconds = max(deadline - time.monotonic(), _LEAST_WAIT_SECONDS)
         subscription = reader.subscription
         fetched = self._wait_for(lambda: self._fetch(subscription, max_events, seconds))
@@ -141,10 +156,11 @@ class NatsSource:
         after = messages[-1].offset + 1 if messages else offset
         if fetched is None or len(found) < len(fetched):
             # The consumer was removed, or a connection broke while it delivered messages. The next
-            # read creates another one.
+            # call creates another one.
             self._unsubscribe(reader)
         else:
-            self._readers[partition] = _Reader(subscription, after, reader.number + len(found))
+            number = reader.number + len(found)
+            self._readers[partition] = _Reader(subscription, after, number, reader.connection)
         return StreamRead(after, messages)
 
     def close(self) -> None:
