@@ -134,6 +134,10 @@ def test_the_rows_are_as_in_a_run_without_the_quarantined_events(
     assert result.state("position").values["stream"] == newest.state("position").values["stream"]
     assert list_differences(newest, result)
     assert main(["replay", *given, "--quarantined"]) == 2
+    # A run that continues after an earlier step would train the events twice.
+    early = f"--start={quarantines[0].good_step}"
+    assert main(["replay", *given, "--quarantined", f"--output={repaired}-2", early]) == 2
+    assert f"start from step {quarantines[-1].step} or later" in capsys.readouterr().err
     assert main(["replay", *given, f"--until={quarantines[0].last_step}"]) == 2
     assert "without the dropped steps" in capsys.readouterr().err
 

@@ -63,7 +63,7 @@ def plan_replay(
             the first recorded cut if the log has one of step 1, otherwise from the oldest snapshot.
         until: number of steps at the end. None: the step of the newest snapshot.
         is_of_quarantine: whether the cuts that the run has dropped are trained, from the newest snapshot
-            unless `start` is set. Then `until` is None.
+            unless `start` is set, which is not before the last return. Then `until` is None.
 
     Raises:
         ConfigError: the run has no stream or no snapshots.
@@ -86,7 +86,8 @@ def plan_replay(
             path=url,
         )
     if is_of_quarantine:
-        return _plan_quarantine(config, output, start, snapshots)
+        returned_at = max((each.step for each in quarantines), default=0)
+        return _plan_quarantine(config, output, start, snapshots, returned_at)
     until = max(snapshots) if until is None else until
     is_complete = cuts[0].step == 1
     candidates = ([0] if is_complete else []) + [step for step in snapshots if step < until]
@@ -129,16 +130,24 @@ def plan_replay(
 
 
 def _plan_quarantine(
-    config: RunConfig, output: str, start: int | None, snapshots: Mapping[int, Snapshot]
+    config: RunConfig,
+    output: str,
+    start: int | None,
+    snapshots: Mapping[int, Snapshot],
+    returned_at: int,
 ) -> Replay:
-    """Returns the plan of training the dropped cuts."""
+    """Returns the plan of training the dropped cuts, after a snapshot whose position in the stream is
+    after them. After an earlier one, a run that continues with the result would train them twice."""
     url = config.snapshots.url or ""
     cuts = read_cuts(url, are_dropped=True)
-    chosen = [step for step in snapshots if start is None or step <= start]
+    chosen = [
+        step for step in snapshots if step >= returned_at and (start is None or step <= start)
+    ]
     if not cuts or not chosen:
         raise DataError(
             f"replay --quarantined: found {len(cuts)} quarantined cuts and {len(chosen)} snapshots to "
-            f"start from in {url}, expected at least one of each",
+            f"start from in {url}, expected at least one of each; start from step {returned_at} or "
+            "later, and resume the run if it has no such snapshot",
             path=url,
         )
     first = max(chosen)
