@@ -166,6 +166,57 @@ def test_the_oldest_files_are_removed_when_the_folder_is_full(tmp_path: Path) ->
     assert len(kept) > 80
 
 
+def test_files_of_many_schemas_do_not_exceed_the_size_of_the_folder(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path, 1 << 20)
+    ids = np.arange(300).tobytes()
+    for number in range(1200):
+        request = PullRequest((TableIds(f"table {number % 8}", ids),))
+        writer.add(read_message(message(LoggedKind.PULL, encode(request))))
+        if writer.is_full:
+            writer.flush()
+        # Each of the open files can exceed its share by one batch.
+        assert sum(each.stat().st_size for each in tmp_path.iterdir()) < 1.1 * (1 << 20)
+    writer.close()
+
+
+def test_rows_of_a_removed_file_are_written_to_another_one(tmp_path: Path) -> None:
+    """A person removes files with erased ids, also those that are open."""
+    writer = LogWriter(tmp_path, 1 << 20)
+    for request_id in ("first", "second", "third"):
+        writer.add(read_message(pull(request_id, 1)))
+        writer.flush()
+        [table] = read_log(tmp_path)
+        assert table["request_id"].to_pylist() == [request_id]
+        [path] = tmp_path.iterdir()
+        path.unlink()
+    num_descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    writer.flush()
+    assert len(list(Path("/proc/self/fd").iterdir())) == num_descriptors - 1
+    writer.close()
+
+
+def test_a_full_disk_leaves_no_files_without_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempts to open a file are repeated each second, so nothing may remain of them."""
+
+    class FullDisk:
+        def __getattr__(self, name: str) -> Any:
+            return fail if name == "write" else getattr(os, name)
+
+    def fail(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(log_writer, "os", FullDisk())
+    writer = LogWriter(tmp_path, 1 << 20)
+    num_descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space"):
+            writer.add(read_message(pull("a", 1)))
+    assert not list(tmp_path.iterdir())
+    assert len(list(Path("/proc/self/fd").iterdir())) == num_descriptors
+
+
 def test_a_batch_that_failed_is_written_again(tmp_path: Path, monkeypatch: Any) -> None:
     """The disk becomes full within a batch: the file remains readable, and no row is lost or repeated."""
     room = 0
@@ -201,6 +252,9 @@ DAMAGED: dict[str, SampleColumn] = {
     "are not a multiple of 4": SampleColumn("item", b"", bytes(7)),
     "do not add up": SampleColumn("item", bytes(16), b"", np.array([1, 2]).tobytes()),
     "columns of the sample have 1 to 2 rows": SampleColumn("item", bytes(16)),
+    "found ids and numbers": SampleColumn("item", bytes(8), bytes(4)),
+    "column 'user': its name occurs twice": SampleColumn("user", bytes(8)),
+    "column 'served_time': its name": SampleColumn("served_time", bytes(8)),
 }
 
 
@@ -214,6 +268,7 @@ def test_damaged_entries_are_left_out_and_reported(
     for each in DAMAGED.values():
         ours.send(message(LoggedKind.PULL, encode(PullRequest(sample=(other, each)))))
     ours.send(message(LoggedKind.INFER, b"\xff"))
+    ours.send(pull("x" * 257, 1))
     ours.send(pull("good", 1))
     ours.close()
     running.join(60)
@@ -221,7 +276,7 @@ def test_damaged_entries_are_left_out_and_reported(
     assert table["request_id"].to_pylist() == ["good"]
     shown = capsys.readouterr().err
     assert all(each in shown for each in DAMAGED)
-    assert shown.count("an entry was left out") == len(DAMAGED) + 1
+    assert shown.count("an entry was left out") == len(DAMAGED) + 2
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_a_rank_that_ended_and_left_is_known_to_have_ended() -> None:
 
 
 def test_messages_to_a_finished_rank_are_not_awaited() -> None:
-    group = LateGroup(2)
+    group = LateGroup(2, deadline_seconds=LONG)
 
     def body(rank: int) -> float:
         made = container_of(group.join(rank))

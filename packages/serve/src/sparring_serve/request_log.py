@@ -26,10 +26,24 @@ from sparring_serve.config import LogConfig
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.wire.fields import Buffer
 
-__all__ = ["HEAD", "LoggedKind", "RequestLog", "open_request_log", "start_writer"]
+__all__ = [
+    "HEAD",
+    "MAX_REQUEST_ID",
+    "RESERVED_NAMES",
+    "LoggedKind",
+    "RequestLog",
+    "open_request_log",
+    "start_writer",
+]
 
 HEAD = struct.Struct("<BdB")
 """Start of a message: kind, time, and length of the hash."""
+
+MAX_REQUEST_ID = 256
+"""Maximum number of characters of a request id, which is written in each row."""
+
+RESERVED_NAMES = ("request_id", "served_time", "served_version")
+"""Columns that the log adds."""
 
 _log = logging.getLogger(__name__)
 

@@ -41,6 +41,7 @@ TRAINED = {
     "impression": ["p1", "p1", "p2", "p3"],
     "item": pyarrow.array(["a", "b", None, ""]),
     "colour": pyarrow.array(["red", None, "red", "blue"]).dictionary_encode(),
+    "shop": pyarrow.array(["s", "t", "u", "s"], pyarrow.string_view()),
     "user": [1, 2, 2**62 + 1, -1],
     "seen": [["a", None, "b"], [], None, ["a"]],
     "price": [0.1, None, float("nan"), 2.5],
@@ -58,6 +59,7 @@ SERVED = {
     "request_id": ["p1", "p1", "p2", "p3"],
     "item": [ids("a"), ids("b"), [], []],
     "colour": [ids("red"), [], ids("red"), ids("blue")],
+    "shop": ids("s", "t", "u", "s"),
     "user": [1, 2, 2**62 + 1, -1],
     "seen": [ids("a", "b"), [], [], ids("a")],
     "price": pyarrow.array([0.1, 0.0, 0.0, 2.5], pyarrow.float32()),
@@ -69,6 +71,7 @@ SERVED = {
 CHANGES: dict[str, Any] = {
     "item": [ids("a"), ids("b"), [], ids("")],
     "colour": [ids("red"), ids("red"), ids("red"), ids("blue")],
+    "shop": ids("s", "t", "u", "t"),
     "user": [1, 2, 2**62, -1],
     "seen": [ids("b", "a"), [], [], ids("a")],
     "price": pyarrow.array(
@@ -133,6 +136,37 @@ def test_a_stream_that_a_server_still_writes_is_read_up_to_its_last_batch(tmp_pa
     trained = write(tmp_path / "t.parquet", {"user": list(range(50))})
     report = compare_files(str(path), trained)
     assert (report.num_served, report.differs) == (50, False)
+
+
+def test_requests_without_a_sample_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other clients, and calls to the other shards of a service, send none. One server has just begun."""
+    log_writer = pytest.importorskip("sparring_serve.server.log_writer", reason="writes the log")
+    from sparring_serve.request_log import HEAD, LoggedKind
+    from sparring_serve.wire.fields import encode
+    from sparring_serve.wire.messages import PullRequest, SampleColumn, TableIds
+
+    folder = tmp_path / "log"
+    folder.mkdir()
+    writer = log_writer.LogWriter(folder, 1 << 20)
+    item = SampleColumn("item", np.array([5, 6]).tobytes())
+    for request in (
+        PullRequest(request_id="p", sample=(item, SampleColumn("price", b"", bytes(8)))),
+        PullRequest((TableIds("item", np.array([5, 6]).tobytes()),), request_id="p"),
+    ):
+        message = HEAD.pack(LoggedKind.PULL, 1.5, 1) + b"v" + encode(request)
+        writer.add(log_writer.read_message(message))
+    writer.close()
+    (folder / "9.arrows").touch()
+    columns = {"page": ["p", "p"], "item": [6, 5], "price": [0.0, 1.0]}
+    trained = write(tmp_path / "t.parquet", columns)
+    words = ["skew", str(folder), trained, "--key", "request_id=page", "--key", "item"]
+    assert main(words) == 1
+    shown = capsys.readouterr().out
+    assert "joined 2 of 2 served rows" in shown
+    assert "left out 1 requests without a sample" in shown
+    assert "price: 1 of 2 values differ" in shown
 
 
 def test_exit_code_and_output_name_the_column(

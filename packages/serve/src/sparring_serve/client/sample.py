@@ -12,13 +12,11 @@ import numpy as np
 from sparring import hash_strings
 from sparring.errors import InvalidArgumentError
 from sparring_serve.client.arguments import check_table_mapping, check_text
+from sparring_serve.request_log import MAX_REQUEST_ID, RESERVED_NAMES
 from sparring_serve.wire.messages import SampleColumn
 from sparring_serve.wire.rows import as_bytes
 
 __all__ = ["Sample", "encode_sample"]
-
-_RESERVED = ("request_id", "served_time", "served_version")
-"""Columns that the log adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class Sample:
             for numbers, lists for columns of lists, and None for missing values. Strings are sent as
             their ids (`sparring.hash_strings`), and floats as float32.
         request_id: Identifies the request in the training data, for example by the id of an
-            impression.
+            impression; at most 256 characters.
 
     Examples:
         >>> from sparring_serve import Sample
@@ -50,14 +48,18 @@ def encode_sample(sample: Sample) -> tuple[SampleColumn, ...]:
 
     Raises:
         InvalidArgumentError: A column has values of another type or another number of values, or a name
-            that the log uses.
+            that the log uses; or the request id is too long.
     """
-    check_text("sample.request_id", sample.request_id)
+    if len(check_text("sample.request_id", sample.request_id)) > MAX_REQUEST_ID:
+        raise InvalidArgumentError(
+            f"sample: the request id has {len(sample.request_id):,} characters, expected at most "
+            f"{MAX_REQUEST_ID}; shorten it"
+        )
     columns = check_table_mapping("sample.columns", sample.columns, "values")
     encoded = []
     counts = {}
     for name, values in columns.items():
-        if name in _RESERVED:
+        if name in RESERVED_NAMES:
             raise InvalidArgumentError(
                 f"sample: the column {name!r} is written by the log itself; rename it"
             )

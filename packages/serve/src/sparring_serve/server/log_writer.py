@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ import pyarrow
 
 from sparring.errors import SparringError
 from sparring_serve.inference import read_infer_ids
-from sparring_serve.request_log import HEAD, LoggedKind
+from sparring_serve.request_log import HEAD, MAX_REQUEST_ID, RESERVED_NAMES, LoggedKind
 from sparring_serve.status import StatusError
 from sparring_serve.wire.fields import Buffer, decode
 from sparring_serve.wire.messages import PullRequest, SampleColumn
@@ -36,7 +36,9 @@ __all__ = ["LogWriter", "read_message"]
 FLUSH_SECONDS = 1.0
 _FLUSH_BYTES = 8 << 20
 _MAX_MESSAGE = 64 << 20
-_MAX_OPEN, _MAX_FILES = 16, 1024
+_HAS_SAMPLE = {"sparring.has_sample": "1"}
+"""Metadata of the schema of files with rows of samples."""
+_MAX_OPEN, _MAX_FILES = 8, 1024
 _FILES_PER_FOLDER = 16
 """A file is closed at this share of the size of the folder."""
 
@@ -48,6 +50,8 @@ class LoggedRows:
     columns: Mapping[str, Any]
     """Name → Arrow array."""
     num_bytes: int
+    has_sample: bool = False
+    """Whether they come from a sample; otherwise the row contains the ids per table."""
 
 
 def read_message(message: bytes) -> LoggedRows:
@@ -57,21 +61,28 @@ def read_message(message: bytes) -> LoggedRows:
     as a list.
 
     Raises:
-        SparringError: The request is damaged, or its sample is not a table of rows.
+        SparringError: The request is damaged, its id is too long, or its sample is not a table of rows.
     """
     kind, seconds, length = HEAD.unpack_from(message)
     version = message[HEAD.size : HEAD.size + length].decode()
     content = memoryview(message)[HEAD.size + length :]
+    has_sample = False
     if kind == LoggedKind.INFER:
         request_id, tables = read_infer_ids(content)
         columns = {name: _one_list(ids) for name, ids in tables.items()}
     else:
         request: PullRequest = decode(PullRequest, content)
         request_id = request.request_id
-        if request.sample:
-            columns = {each.name: _sample_column(each) for each in request.sample}
+        has_sample = bool(request.sample)
+        if has_sample:
+            columns = _sample_columns(request.sample)
         else:
             columns = {each.table: _one_list(read_ids(each.ids)) for each in request.tables}
+    if len(request_id) > MAX_REQUEST_ID:
+        raise SparringError(
+            f"the request id has {len(request_id):,} characters, expected at most {MAX_REQUEST_ID}; "
+            "shorten it"
+        )
     counts = {len(each) for each in columns.values()}
     if len(counts) > 1:
         raise SparringError(
@@ -84,15 +95,29 @@ def read_message(message: bytes) -> LoggedRows:
         "served_time": micros,
         "served_version": pyarrow.scalar(version),
     }
-    columns = {name: pyarrow.repeat(each, num_rows) for name, each in fixed.items()} | columns
-    return LoggedRows(columns, len(message) + 64 * num_rows)
+    added = {name: pyarrow.repeat(each, num_rows) for name, each in fixed.items()}
+    num_bytes = len(message) + (64 + len(request_id)) * num_rows
+    return LoggedRows(added | columns, num_bytes, has_sample)
 
 
 def _one_list(ids: Any) -> Any:
     return pyarrow.ListArray.from_arrays(np.array([0, len(ids)], np.int32), pyarrow.array(ids))
 
 
+def _sample_columns(sample: Sequence[SampleColumn]) -> dict[str, Any]:
+    names = [each.name for each in sample]
+    for name in names:
+        if name in RESERVED_NAMES or names.count(name) > 1:
+            raise SparringError(
+                f"column {name!r}: its name occurs twice, or is one of {', '.join(RESERVED_NAMES)}, "
+                "which the log adds; rename it"
+            )
+    return {each.name: _sample_column(each) for each in sample}
+
+
 def _sample_column(column: SampleColumn) -> Any:
+    if column.ids and column.numbers:
+        raise SparringError(f"column {column.name!r}: found ids and numbers; set one of them")
     values = _view(
         column.name, column.numbers or column.ids, np.float32 if column.numbers else np.int64
     )
@@ -135,6 +160,7 @@ class LogWriter:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
+        self._file_bytes = max_bytes // _FILES_PER_FOLDER
         self._files: dict[Any, _File] = {}
         self._num_opened = 0
         self._waiting_bytes = 0
@@ -142,7 +168,7 @@ class LogWriter:
     @property
     def is_full(self) -> bool:
         """Whether so many rows wait that they should be written now."""
-        return self._waiting_bytes >= _FLUSH_BYTES
+        return self._waiting_bytes >= min(_FLUSH_BYTES, self._file_bytes)
 
     def add(self, rows: LoggedRows) -> None:
         """Adds rows, which `flush` writes.
@@ -150,15 +176,18 @@ class LogWriter:
         Raises:
             OSError: A file cannot be opened or written.
         """
-        batch = pyarrow.RecordBatch.from_pydict(dict(rows.columns))
+        metadata = _HAS_SAMPLE if rows.has_sample else None
+        batch = pyarrow.RecordBatch.from_pydict(dict(rows.columns), metadata=metadata)
         if not batch.num_rows:
             return
-        file = self._files.pop(batch.schema, None)
+        kind = (batch.schema, rows.has_sample)  # comparing schemas ignores their metadata
+        file = self._files.get(kind)
         if file is None:
             if len(self._files) >= _MAX_OPEN:
                 self._close(next(iter(self._files)))
             file = self._open(batch.schema)
-        self._files[batch.schema] = file  # the file that was used last comes last
+        self._files.pop(kind, None)
+        self._files[kind] = file  # the file that was used last comes last
         file.waiting.append(batch)
         self._waiting_bytes += rows.num_bytes
 
@@ -168,10 +197,11 @@ class LogWriter:
         Raises:
             OSError: A file cannot be written; the next call writes its rows.
         """
-        for schema, file in list(self._files.items()):
+        self._leave_removed_files()
+        for kind, file in list(self._files.items()):
             _write(file)
-            if file.size >= self._max_bytes // _FILES_PER_FOLDER:
-                self._close(schema)
+            if file.size >= self._file_bytes:
+                self._close(kind)
         self._waiting_bytes = 0
 
     def close(self) -> None:
@@ -180,8 +210,9 @@ class LogWriter:
         Raises:
             OSError: A file cannot be written.
         """
-        for schema in list(self._files):
-            self._close(schema)
+        self.flush()
+        for kind in list(self._files):
+            self._close(kind)
 
     def _open(self, schema: Any) -> _File:
         self._remove_old()
@@ -189,13 +220,31 @@ class LogWriter:
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         path = self._folder / f"{moment}-{os.getpid()}-{self._num_opened:06}.arrows"
         file = _File(path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640))
-        _append(file, schema.serialize())
+        try:
+            _append(file, schema.serialize())
+        except OSError:
+            os.close(file.descriptor)
+            path.unlink(missing_ok=True)
+            raise
         return file
 
-    def _close(self, schema: Any) -> None:
-        file = self._files[schema]
+    def _leave_removed_files(self) -> None:
+        """Closes files that a person, or another server of this folder, has removed."""
+        for kind, file in list(self._files.items()):
+            if os.fstat(file.descriptor).st_nlink:
+                continue
+            if file.waiting:
+                other = self._open(kind[0])
+                other.waiting = file.waiting
+                self._files[kind] = other
+            else:
+                del self._files[kind]
+            os.close(file.descriptor)
+
+    def _close(self, kind: Any) -> None:
+        file = self._files[kind]
         _write(file)
-        del self._files[schema]
+        del self._files[kind]
         os.close(file.descriptor)
 
     def _remove_old(self) -> None:
@@ -204,10 +253,12 @@ class LogWriter:
         sizes = {}
         for path in sorted(self._folder.glob("*.arrows")):
             try:
-                sizes[path] = path.stat().st_size
+                size = path.stat().st_size
             except FileNotFoundError:  # another server has removed it
                 continue
-        room = self._max_bytes - self._max_bytes // _FILES_PER_FOLDER
+            # Open files have room to grow.
+            sizes[path] = max(size, self._file_bytes) if path in opened else size
+        room = self._max_bytes - self._file_bytes
         total = sum(sizes.values())
         for number, (path, size) in enumerate(sizes.items()):
             if total <= room and len(sizes) - number < _MAX_FILES:

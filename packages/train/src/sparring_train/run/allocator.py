@@ -11,6 +11,8 @@ __all__ = ["keep_freed_memory"]
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of `mallopt` in glibc."""
 _LIMIT_BYTES = 1 << 30
+_LIMIT_OF_OLD_RELEASES = 32 << 20
+"""Highest threshold of mmap that older releases of glibc accept."""
 
 
 def keep_freed_memory() -> bool:
@@ -28,7 +30,7 @@ def keep_freed_memory() -> bool:
     if {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"} & os.environ.keys():
         return False
     library = ctypes.CDLL(None)
-    return all(
-        library.mallopt(parameter, _LIMIT_BYTES) == 1
-        for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)
-    )
+    is_kept = library.mallopt(_M_MMAP_THRESHOLD, _LIMIT_BYTES) == 1
+    if not is_kept:
+        is_kept = library.mallopt(_M_MMAP_THRESHOLD, _LIMIT_OF_OLD_RELEASES) == 1
+    return is_kept and bool(library.mallopt(_M_TRIM_THRESHOLD, _LIMIT_BYTES) == 1)

@@ -72,6 +72,8 @@ def skew(
 
 def _print(report: SkewReport) -> None:
     typer.echo(f"joined {report.num_joined:,} of {report.num_served:,} served rows")
+    if report.num_without_sample:
+        typer.echo(f"left out {report.num_without_sample:,} requests without a sample")
     for each in report.columns:
         typer.echo(_describe(each))
     for names, where in (

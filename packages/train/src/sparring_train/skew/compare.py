@@ -66,6 +66,7 @@ class SkewReport:
         columns: Results of the columns that both contain.
         only_served: Columns that only the log contains.
         only_trained: Columns that only the data of the training contain.
+        num_without_sample: Number of requests without a sample in the log, which were left out.
     """
 
     num_served: int
@@ -73,6 +74,7 @@ class SkewReport:
     columns: list[ColumnSkew]
     only_served: list[str]
     only_trained: list[str]
+    num_without_sample: int
 
     @property
     def differs(self) -> bool:
@@ -90,6 +92,9 @@ def compare_files(
 ) -> SkewReport:
     """Compares a log with the data of the training.
 
+    If a log contains samples, requests without a sample are left out, for example those of other clients
+    and of the other shards of a service.
+
     Args:
         served: File or folder of the log.
         trained: File or folder of the data of the training, Parquet or Arrow.
@@ -101,6 +106,11 @@ def compare_files(
         DataError: A file cannot be read, rows cannot be joined, or there is no column to compare.
     """
     logged, trainings = find_column_files(served), find_column_files(trained)
+    of_samples = [each for each in logged if each.has_sample]
+    num_without_sample = 0
+    if of_samples:
+        num_without_sample = sum(each.num_rows for each in logged if not each.has_sample)
+        logged = of_samples
     pairs = [(each.partition("=")[0], each.rpartition("=")[2]) for each in keys]
     logged_names = _names(logged)
     trained_names = _names(trainings)
@@ -138,6 +148,7 @@ def compare_files(
         compared,
         [each for each in logged_names if each not in trained_names and each not in joined],
         [each for each in trained_names if each not in logged_names and each not in joined],
+        num_without_sample,
     )
 
 

@@ -16,6 +16,9 @@ __all__ = ["ColumnFile", "find_column_files"]
 _ENDINGS = (".parquet", ".arrow", ".arrows", ".feather", ".ipc")
 """Files that are read in a folder."""
 
+_HAS_SAMPLE = b"sparring.has_sample"
+"""Key in the metadata of the schema; docs/reference/lookup-service.md, "Log of requests"."""
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnFile:
@@ -26,12 +29,14 @@ class ColumnFile:
         names: Names of its columns.
         num_rows: Number of its rows.
         content: The Arrow table of a file that is mapped; None for Parquet.
+        has_sample: Whether a service logged its rows from samples of requests.
     """
 
     path: Path
     names: tuple[str, ...]
     num_rows: int
     content: Any = None
+    has_sample: bool = False
 
     def column(self, name: str) -> Any:
         """Returns a column as an Arrow array.
@@ -57,13 +62,17 @@ class ColumnFile:
 def find_column_files(place: str) -> list[ColumnFile]:
     """Returns a file, or the files of a folder and its subfolders, in order of their paths.
 
+    Empty files are left out. A server has created them, but written nothing yet.
+
     Raises:
         DataError: There is no file, or one is neither Parquet nor Arrow, or damaged.
     """
     path = Path(place)
     found = [path]
     if path.is_dir():
-        found = sorted(each for each in path.rglob("*") if each.suffix in _ENDINGS)
+        found = sorted(
+            each for each in path.rglob("*") if each.suffix in _ENDINGS and each.stat().st_size
+        )
     if not found or not path.exists():
         raise DataError(
             f"skew: found no file at {place}, expected Parquet or Arrow files that end in "
@@ -86,7 +95,8 @@ def _open(path: Path) -> ColumnFile:
         content = pyarrow.ipc.open_file(mapped).read_all() if is_file else _read_stream(mapped)
     except (OSError, pyarrow.ArrowException) as error:
         raise _unreadable(path, error) from error
-    return ColumnFile(path, tuple(content.column_names), content.num_rows, content)
+    has_sample = _HAS_SAMPLE in (content.schema.metadata or {})
+    return ColumnFile(path, tuple(content.column_names), content.num_rows, content, has_sample)
 
 
 def _read_stream(mapped: Any) -> Any:

@@ -17,6 +17,7 @@ from pyarrow import types
 
 from sparring import hash_strings
 from sparring.errors import DataError
+from sparring_train.data.table.row_groups import without_views
 
 __all__ = ["Values", "read_values"]
 
@@ -97,6 +98,7 @@ def read_values(array: Any, name: str, *, is_served: bool) -> Values:
     Raises:
         DataError: The column contains neither ids nor numbers.
     """
+    array = without_views(array)
     if types.is_list(array.type) or types.is_large_list(array.type):
         lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         lengths = lengths.astype(np.int64)
@@ -124,7 +126,7 @@ def _flat(array: Any, name: str, is_served: bool) -> tuple[Any, Any]:
         return spread[positions][is_given], None if is_given.all() else is_given
     is_given = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
     present = array.drop_null()
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind):
+    if types.is_string(kind) or types.is_large_string(kind) or _is_binary(kind):
         values = hash_strings(present)
         if not is_served:
             sizes = pc.binary_length(present).to_numpy(zero_copy_only=False)
@@ -147,6 +149,10 @@ def _flat(array: Any, name: str, is_served: bool) -> tuple[Any, Any]:
             column=name,
         )
     return values, is_given
+
+
+def _is_binary(kind: Any) -> bool:
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def _drop(values: Any, is_kept: Any, is_given: Any) -> tuple[Any, Any]:
