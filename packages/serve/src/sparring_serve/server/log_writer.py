@@ -41,6 +41,8 @@ _HAS_SAMPLE = {"sparring.has_sample": "1"}
 _MAX_OPEN, _MAX_FILES = 8, 1024
 _FILES_PER_FOLDER = 16
 """A file is closed at this share of the size of the folder."""
+_NAMES = f"{'[0-9]' * 8}T{'[0-9]' * 6}-*-{'[0-9]' * 6}*.arrows"
+"""Names of the files that are removed. The folder may contain other ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +253,7 @@ class LogWriter:
         """Removes the oldest files, so that the folder has room for another one."""
         opened = {each.path for each in self._files.values()}
         sizes = {}
-        for path in sorted(self._folder.glob("*.arrows")):
+        for path in sorted(self._folder.glob(_NAMES)):
             try:
                 size = path.stat().st_size
             except FileNotFoundError:  # another server has removed it
