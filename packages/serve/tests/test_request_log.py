@@ -176,7 +176,7 @@ def test_files_of_many_schemas_do_not_exceed_the_size_of_the_folder(tmp_path: Pa
     for number in range(1200):
         request = PullRequest((TableIds(f"table {number % 8}", ids),))
         writer.add(read_message(message(LoggedKind.PULL, encode(request))))
-        if writer.is_full:
+        if number % 8 == 7 or writer.is_full:
             writer.flush()
         # Each of the open files can exceed its share by one batch.
         assert sum(each.stat().st_size for each in folder.iterdir()) < 1.1 * (1 << 20)
@@ -300,6 +300,11 @@ def test_invalid_samples_are_rejected_before_the_call(
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         closed_client.pull({"item": [1]}, sample=Sample(columns))
+
+
+def test_a_long_request_id_is_rejected_before_the_call(closed_client: LookupClient) -> None:
+    with pytest.raises(InvalidArgumentError, match="has 257 characters, expected at most 256"):
+        closed_client.pull({"item": [1]}, sample=Sample({"item": [1]}, "x" * 257))
 
 
 @pytest.fixture
