@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,7 @@ _BLOCK = 8192
 """Number of items whose vectors are computed at a time."""
 
 _log = logging.getLogger(__name__)
+_lock = threading.Lock()
 _configs: dict[str, RunConfig | None] = {}
 """Description of a run → its configuration, for the run that was published last; None if its model has
 no vectors to compute."""
@@ -84,13 +86,13 @@ def _find_config(snapshot: Snapshot, manager: PluginManager) -> RunConfig | None
         return None
     origins = snapshot.state(ORIGINS).values if ORIGINS in names else None
     key = json.dumps([framework, snapshot.state(RUN).values, origins])
-    if key not in _configs:
-        # Parsing the configuration takes longer than converting a delta.
-        found = _read_config(snapshot, manager)
-        _configs.clear()  # Another thread may do the same.
-        _configs[key] = found
-        return found
-    return _configs[key]
+    with _lock:  # Another thread merges versions.
+        if key not in _configs:
+            # Parsing the configuration takes longer than converting a delta.
+            found = _read_config(snapshot, manager)
+            _configs.clear()
+            _configs[key] = found
+        return _configs[key]
 
 
 def _read_config(snapshot: Snapshot, manager: PluginManager) -> RunConfig | None:
