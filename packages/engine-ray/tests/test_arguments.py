@@ -17,6 +17,10 @@ from sparring_ray.dataset import RayDataset
 from sparring_ray.training import _read_config
 from sparring_train import OpenRequest
 
+RAY = {
+    "data": {"kind": "ray", "categorical": ["user", "item"], "label": "clicked"},
+    "model": {"kind": "deepfm", "embedding_dim": 4},
+}
 CONFIG = "{data: {kind: synthetic_criteo}, model: {kind: dlrm}, snapshots: {url: saved}}"
 
 
@@ -28,6 +32,8 @@ CONFIG = "{data: {kind: synthetic_criteo}, model: {kind: dlrm}, snapshots: {url:
         (1, {"snapshots.url": None}, ConfigError, "snapshots.resume requires a folder"),
         (1, {"training.epoch": 2}, ConfigError, "epoch"),
         (1, {"framework": "tensorflow"}, ConfigError, "expected torch"),
+        (1, {"datasets": {"train": None}}, InvalidArgumentError, "found train, expected none"),
+        (1, RAY, InvalidArgumentError, "found none, expected train"),
     ],
 )
 def test_wrong_arguments_are_rejected(

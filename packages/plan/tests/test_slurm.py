@@ -80,6 +80,7 @@ def test_a_script_contains_its_options_and_quotes_the_overrides(run: Path, tmp_p
         (["snapshots.url=null"], "snapshots.url=runs/NAME"),
         (["--name=a b"], "found 'a b'"),
         (["--option=--time=1\nrm x"], "on one line"),
+        (["seed=1\nrm x"], "on one line"),
     ],
 )
 def test_scripts_that_could_not_resume_or_run_are_rejected(

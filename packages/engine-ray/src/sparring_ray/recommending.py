@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,11 @@ def recommend(
             f"num_workers: found {num_workers}, expected a number of at least 1"
         )
     ray, data = import_ray("ray"), import_ray("ray.data")
-    request = _Request(snapshot, output, options, tuple(overrides))
+    # Workers have other current folders.
+    snapshot, output = (
+        each if "://" in each else str(Path(each).absolute()) for each in (snapshot, output)
+    )
+    request = _Request(snapshot, output, options.with_absolute_paths(), tuple(overrides))
     # Also stores the vectors of the items, which all workers need.
     num_parts = ray.get(ray.remote(num_cpus=1)(_count).remote(request))
     done = (

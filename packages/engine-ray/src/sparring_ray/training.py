@@ -11,6 +11,7 @@ from typing import Any
 from sparring import make_plugin_manager
 from sparring.errors import ConfigError, InvalidArgumentError
 from sparring_ray.ray_import import import_ray
+from sparring_ray.section import RayData
 from sparring_ray.snapshot_reports import SnapshotReports
 from sparring_train import (
     RunConfig,
@@ -60,15 +61,16 @@ def train(
     Raises:
         ConfigError: the configuration is invalid, has no ``snapshots.url``, or uses another framework
             than PyTorch.
-        InvalidArgumentError: `num_workers` is invalid.
+        InvalidArgumentError: `num_workers` is invalid, or the configuration needs other `datasets`.
         PluginError: Ray is not installed.
     """
     _check_num_workers(num_workers)
     given = _read_config(config, overrides)
+    _check_datasets(given, datasets or {})
     ray_train = import_ray("ray.train")
     # Workers read the same test rows in the same order, and training rows in a reproducible one.
     options = import_ray("ray.data").ExecutionOptions(preserve_order=True)
-    split = [name for name in datasets or {} if name == getattr(given.data, "train", None)]
+    split = [given.data.train] if isinstance(given.data, RayData) else []
     trainer = import_ray("ray.train.torch").TorchTrainer(
         _run_worker,
         train_loop_config={"config": config_as_yaml(given)},
@@ -91,6 +93,19 @@ def _check_num_workers(num_workers: int | tuple[int, int]) -> None:
         raise InvalidArgumentError(
             f"num_workers: found {num_workers!r}, expected a number of at least 1, or a pair of the "
             "minimum and the maximum"
+        )
+
+
+def _check_datasets(config: RunConfig, datasets: Mapping[str, Any]) -> None:
+    """Workers that do not find a Dataset would be started again and again."""
+    data = config.data
+    expected = (data.train, data.test) if isinstance(data, RayData) else ()
+    wanted = {name for name in expected if name is not None}
+    if wanted != set(datasets):
+        raise InvalidArgumentError(
+            f"datasets: found {', '.join(datasets) or 'none'}, expected "
+            f"{', '.join(sorted(wanted)) or 'none'} for data.kind: {data.kind}; pass the Datasets that "
+            "data.train and data.test name, or change these keys"
         )
 
 

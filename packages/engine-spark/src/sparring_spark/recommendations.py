@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow
@@ -55,7 +56,11 @@ def recommend(
 
             best = sparring_spark.recommend(spark, url, "s3a://bucket/best", RecommendationOptions(k=100))
     """
-    options = options or RecommendationOptions()
+    # Executors have other current folders.
+    options = (options or RecommendationOptions()).with_absolute_paths()
+    snapshot, output = (
+        each if "://" in each else str(Path(each).absolute()) for each in (snapshot, output)
+    )
     overrides = tuple(overrides)
     # The driver stores the vectors of the items, which all tasks map.
     with open_recommendations(
@@ -77,4 +82,6 @@ def recommend(
     tasks = num_tasks or spark.sparkContext.defaultParallelism
     numbers = spark.range(0, num_parts, 1, min(tasks, num_parts))
     numbers.mapInArrow(compute, "computed long").collect()
-    return spark.read.parquet(f"{output.rstrip('/')}/part-*.parquet")
+    # Spark would look for a path in its default file system, which may be HDFS.
+    url = output.rstrip("/") if "://" in output else Path(output).as_uri()
+    return spark.read.parquet(f"{url}/part-*.parquet")

@@ -104,7 +104,8 @@ def top_k(
         exclude: keys to exclude for each query, ``(keys, offsets)``.
         metric: ``dot``, the dot product; ``cosine``, the dot product divided by both lengths, 0 for a row
             of zeros; ``l2``, the negative squared distance. Computed in float32 in a fixed order of
-            additions, so results have the same bits on all CPUs and for any chunks.
+            additions, so results have the same bits on all CPUs and for any chunks. NumPy computes the
+            lengths for ``cosine`` and ``l2``; their bits may depend on its release and the kind of CPU.
 
     Raises:
         InvalidArgumentError: an argument is invalid.

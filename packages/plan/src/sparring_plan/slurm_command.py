@@ -59,6 +59,12 @@ def slurm(
                 f"--option must be an option of sbatch on one line, such as --time=12:00:00, found "
                 f"{each!r}"
             )
+    # The script contains the command as a comment.
+    for each in (str(run), *given):
+        if "\n" in each:
+            raise InvalidArgumentError(
+                f"CONFIG and KEY=VALUE must be on one line, found {each!r}; write the value in one line"
+            )
     check_saves(run, given)
     command = ["sparring", "plan", "slurm", str(run), *given]
     chosen = [("nodes", str(nodes), "1"), ("ranks", str(ranks), "1"), ("cpus", str(cpus), "2")]

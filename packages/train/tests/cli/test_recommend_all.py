@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,13 @@ from pyarrow import parquet
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
 
+from sparring import latest_snapshot, make_plugin_manager
+from sparring.errors import DataError
 from sparring_cli.application import main
+from sparring_train.recommend.part_files import PartFolder
+from sparring_train.recommend.row_blocks import RowBlocks
+from sparring_train.recommend.seen_items import SeenItems
+from sparring_train.run.saved_run import read_run_config
 
 BASE = """
 seed: 1
@@ -154,6 +161,11 @@ def test_items_are_filtered_and_interactions_excluded(
     for row in parquet.read_table(tmp_path / "o").to_pylist():
         allowed = {0, 3, 6, 9, 12, 15, 18} - ({6, 9} if row["user_id"] == "user 1" else set())
         assert set(row["item_id"]) == allowed
+    # Another selection or other pairs, in a file with the same name and size, do not continue the result.
+    same = [*asked, "-k", 50, "-o", tmp_path / "o", "--exclude", "pairs.parquet"]
+    assert "another result: selected_items" in ask(*same, "--where", "price<= 12")
+    parquet.write_table(pairs.set_column(1, "item_id", [[6, 8]]), folder / "pairs.parquet")
+    assert "another result: excluded_pairs" in ask(*same, "--where", "price<= 9")
     for condition, message in (
         ("price=cheap", "comparing column 'price' of type double with 'cheap' failed"),
         ("price", "expected COLUMN=VALUE"),
@@ -189,6 +201,14 @@ def test_errors_say_how_to_fix_the_command(ask: Any, tmp_path: Path, folder: Pat
     assert "expected --output together with" in ask("recommend", "plain", "--all-users")
     asked = ["recommend", "plain", "--all-users", "-o", tmp_path / "o"]
     assert "--parts: found '3/2'" in ask(*asked, "--parts", "3/2")
+    assert "--factory: found HNSW32" in ask(*asked, "--factory", "HNSW32")
+    one = ["recommend", "plain", "--user", "user 1", "--parts", "0/2"]
+    assert "--parts are options for all users" in ask(*one)
+    keys = ["neighbors", "plain", "item_id"]
+    assert "add --all" in ask(*keys, 3, "--parts", "0/2")
+    assert "is an option for one key" in ask(
+        *keys, "--all", "-o", tmp_path / "n", "--index", "faiss"
+    )
     assert "--user is an option for one user" in ask(*asked, "--user", "user 1")
 
 
@@ -200,7 +220,10 @@ def test_predictions_and_neighbors_of_all_rows_equal_the_other_commands(
     parquet.write_table(rated, folder / "rated.parquet", row_group_size=250)
     asked = ["data.path=rated.parquet", "data.label=rating", model, "snapshots.url=rated"]
     assert main(["train", "run.yaml", *asked]) == 0
-    assert main(["predict", "rated", "rated.parquet", "-o", str(tmp_path / "one.parquet")]) == 0
+    to_file = ["predict", "rated", "rated.parquet", "-o", str(tmp_path / "one.parquet")]
+    assert main(to_file) == 0
+    assert main([*to_file, "--parts", "0/2"]) != 0
+    assert main([*to_file[:-1], "s3://bucket/one.parquet"]) != 0
     parts_of = [
         "predict",
         "rated",
@@ -225,3 +248,43 @@ def test_predictions_and_neighbors_of_all_rows_equal_the_other_commands(
         assert row["neighbors"] == [each["key"] for each in found]
         assert row["score"] == pytest.approx([each["score"] for each in found])
     assert "expected either KEY, or --all with --output" in ask(*asked)
+
+
+def test_all_parts_have_the_type_that_fits_all_files(folder: Path) -> None:
+    (folder / "mixed").mkdir()
+    for name, kind, ids in (("a", "int32", [3, 6]), ("b", "int64", [9, 2**40]), ("c", "null", [])):
+        users = pyarrow.table({"item_id": pyarrow.array(ids, kind), "at": pyarrow.nulls(len(ids))})
+        parquet.write_table(users, folder / f"mixed/{name}.parquet")
+    snapshot = latest_snapshot(str(folder / "plain"))
+    assert snapshot is not None
+    config = read_run_config(snapshot, (), make_plugin_manager())
+    rows = RowBlocks(config, str(folder / "mixed"), ["item_id"], others=["at"])
+    blocks = [rows.read(begin, begin + 1)[1]["item_id"] for begin in range(4)]
+    assert [each.type for each in blocks] == [pyarrow.int64()] * 4
+    assert rows.read(0, 4)[1]["item_id"].to_pylist() == [3, 6, 9, 2**40]
+    parquet.write_table(
+        pyarrow.table({"item_id": pyarrow.array([1], "uint64"), "at": [None]}),
+        folder / "mixed/d.parquet",
+    )
+    with pytest.raises(DataError, match="write all files with one type"):
+        RowBlocks(config, str(folder / "mixed"), ["item_id"])
+
+
+def test_only_temporary_files_of_the_result_are_removed(tmp_path: Path) -> None:
+    output = PartFolder(str(tmp_path))
+    left = tmp_path / f".{output.write_part(0, b'rows')}.{'0f' * 8}"
+    mine = tmp_path / ".netrc"
+    for each in (left, mine):
+        each.write_bytes(b"half")
+        os.utime(each, (0, 0))
+    (tmp_path / ".git").mkdir()
+    os.utime(tmp_path / ".git", (0, 0))
+    assert output.write_manifest(1)
+    assert not left.exists()
+    assert mine.exists()
+
+
+def test_seen_items_without_features_are_not_confused_with_others() -> None:
+    seen = SeenItems([(np.array([1, 1]), np.array([5, 7]))], np.array([5, 6, 7]))
+    seen.renumber(np.array([5, 6, 7]), np.array([7]))
+    assert seen.of(np.array([1]))[0].tolist() == [-1, 0]

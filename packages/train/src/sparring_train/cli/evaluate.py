@@ -133,11 +133,15 @@ def predict(
             job = PredictionJob(found, *opened, path, part_rows)
             write_parts(job, PartFolder(output), "rows", parts, as_json=False)
         return
-    file = None if output is None else Path(output)
-    if file is not None and file.suffix not in (".csv", ".parquet"):
+    if parts is not None:
         raise InvalidArgumentError(
-            f"--output: found {output}, expected a name that ends in .csv or .parquet, or in / for a "
-            "folder; rename it"
+            f"--parts: found --output {output}, expected a folder; end its name with /"
+        )
+    file = None if output is None else Path(output)
+    if file is not None and (file.suffix not in (".csv", ".parquet") or "://" in str(output)):
+        raise InvalidArgumentError(
+            f"--output: found {output}, expected a name that ends in .csv or .parquet for a local "
+            "file, or in / for a folder or URL; rename it"
         )
     with open_run(found, overrides or [], get_command_context(context).plugin_manager) as (
         config,

@@ -80,6 +80,12 @@ def neighbors(  # noqa: PLR0913, PLR0917 - typer makes the options of these
         raise InvalidArgumentError(
             "neighbors: expected either KEY, or --all with --output; fix the options"
         )
+    if all_keys and index == "faiss":
+        raise InvalidArgumentError(
+            "--index faiss is an option for one key, and --all compares all keys; remove one of them"
+        )
+    if parts is not None and not all_keys:
+        raise InvalidArgumentError("--parts is an option for all keys; add --all and --output")
     try:
         from sparring_packed import FaissIndex, top_k
     except ImportError:

@@ -134,11 +134,12 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
         ),
     ] = None,
     factory: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Index of Faiss for --index faiss with --output: Flat compares all items, HNSW32 a part."
+            help="Index of Faiss for --index faiss with --output: Flat, the default, compares all items, "
+            "HNSW32 a part."
         ),
-    ] = "Flat",
+    ] = None,
     part_users: Annotated[
         int, typer.Option(help="Number of users per part of --output.", min=1)
     ] = 16_384,
@@ -160,6 +161,11 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
             "expected --output together with either --all-users or --users FILE, or none of them; fix "
             "the options"
         )
+    if factory is not None and (output is None or index != "faiss"):
+        raise InvalidArgumentError(
+            f"--factory: found {factory} with --index {index}, which does not use it; add --index faiss "
+            "and --output"
+        )
     if output is not None:
         if user is not None or given:
             raise InvalidArgumentError(
@@ -175,7 +181,7 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
             exclude=exclude,
             items=items,
             where=tuple(where or ()),
-            factory=factory if index == "faiss" and chooses_faiss(index) else None,
+            factory=(factory or "Flat") if index == "faiss" and chooses_faiss(index) else None,
             part_rows=part_users,
         )
         with open_recommendations(
@@ -184,9 +190,10 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
             recall = None if options.factory is None else job.measure_recall()
             write_parts(job, job.output, "users", parts, as_json=as_json, recall=recall)
         return
-    if exclude is not None or items is not None or where:
+    if exclude is not None or items is not None or where or parts is not None:
         raise InvalidArgumentError(
-            "--exclude, --items and --where are options for all users; add --all-users and --output"
+            "--exclude, --items, --where and --parts are options for all users; add --all-users and "
+            "--output"
         )
     with open_run(found, overrides or [], manager, in_order=True) as (config, model):
         sides = find_sides(config, item, user_feature, needs_user=user is not None)

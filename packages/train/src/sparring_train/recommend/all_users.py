@@ -25,13 +25,17 @@ from sparring_train.hookspecs import OpenedModel
 from sparring_train.loop.item_catalog import ItemCatalog, with_features
 from sparring_train.loop.ranking_evaluation import drop_incomplete_examples
 from sparring_train.recommend.item_filter import read_items
-from sparring_train.recommend.item_index import UsedIndex
 from sparring_train.recommend.item_vectors import ItemVectors, open_item_vectors
 from sparring_train.recommend.names_of_ids import name_values
-from sparring_train.recommend.part_files import PartFolder
+from sparring_train.recommend.part_files import PartFolder, make_absolute
 from sparring_train.recommend.recommendations import Sides, find_needed_columns, find_sides
 from sparring_train.recommend.row_blocks import RowBlocks
-from sparring_train.recommend.seen_items import SeenItems, find_positions, join_jagged
+from sparring_train.recommend.seen_items import (
+    SeenItems,
+    find_positions,
+    hash_arrays,
+    join_jagged,
+)
 from sparring_train.run.saved_run import open_run
 from sparring_train.run.snapshot_rows import read_keys
 
@@ -77,12 +81,17 @@ class RecommendationOptions:
     part_rows: int = 16_384
     """Number of users per part."""
 
+    def with_absolute_paths(self) -> RecommendationOptions:
+        """Returns the same options for processes whose current folder is another one."""
+        paths = {name: getattr(self, name) for name in ("users", "exclude", "items")}
+        return replace(self, **{name: make_absolute(path) for name, path in paths.items() if path})
+
 
 class _Users(Protocol):
     """Users by position."""
 
-    files: str | list[dict[str, Any]]
-    """Name and number of rows of each file; ``all`` for the users of the run."""
+    files: list[dict[str, Any]]
+    """Properties of the files, or of the users of the run, for the plan."""
 
     def __len__(self) -> int: ...
 
@@ -190,13 +199,19 @@ class RecommendationJob:
             "arrow": pyarrow.__version__,
         }
         keys = self._select_items(snapshot)
+        self._seen = [
+            SeenItems(self._pairs(batches), keys)
+            for batches in self._read_interactions(interactions)
+        ]
+        # Files may change without another name or number of rows.
+        self._plan["selected_items"] = hash_arrays(keys)
+        self._plan["excluded_pairs"] = [each.digest for each in self._seen]
         self._items = open_item_vectors(
             self.output, self._plan, lambda: self._compute_items(snapshot, keys)
         )
-        self._seen = [
-            SeenItems(self._pairs(batches), self._items.keys)
-            for batches in self._read_interactions(interactions)
-        ]
+        if len(self._items.keys) < len(keys):
+            for each in self._seen:
+                each.renumber(keys, self._items.keys)
         self._places = np.arange(len(self._items.rows))
         self._faiss = self._make_index()
 
@@ -209,11 +224,6 @@ class RecommendationJob:
     def part_rows(self) -> int:
         """Number of users per part."""
         return self._options.part_rows
-
-    @property
-    def index(self) -> UsedIndex:
-        """The index that is used."""
-        return "exact" if self._faiss is None else "faiss"
 
     @property
     def plan(self) -> Mapping[str, Any]:
@@ -339,6 +349,12 @@ class RecommendationJob:
             items = catalog.items()
             items = items.take(np.isin(items.ids[item].ids, keys))
             keys = items.ids[item].ids
+            if not len(keys):
+                raise DataError(
+                    "no item is left to recommend: no training row contains a selected item, so that "
+                    f"{', '.join(self._ranking.item[1:])} of the items are unknown; check --items and "
+                    "--where"
+                )
         blocks = range(0, len(keys), _BLOCK)
         rows = [self._predict(items.take(slice(at, at + _BLOCK)))[1] for at in blocks]
         table = _table(self._schema, item)
@@ -397,10 +413,12 @@ class RecommendationJob:
 class _UsersInMemory:
     """Users with their features in memory."""
 
-    files: str | list[dict[str, Any]] = "all"
-
     def __init__(self, batch: ColumnBatch, names: pyarrow.Array) -> None:
         self._batch, self._names = batch, names
+        columns = [each for column in batch.ids.values() for each in (column.ids, column.counts)]
+        self.files = [
+            {"name": "--all-users", "rows": len(batch), "xxh3_128": hash_arrays(*columns)}
+        ]
 
     def __len__(self) -> int:
         return len(self._batch)
@@ -417,7 +435,7 @@ class _UsersOfFiles:
     ) -> None:
         self._rows = RowBlocks(config, path, [user, *features])
         self._path, self._user = path, user
-        self.files: str | list[dict[str, Any]] = self._rows.files
+        self.files = self._rows.files
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -61,11 +61,15 @@ def open_item_vectors(
         compute: computes the vectors.
 
     Raises:
-        InvalidArgumentError: the vectors differ from those of the existing parts.
+        InvalidArgumentError: the plan or the vectors differ from those of the existing parts.
         StorageIOError: the file system failed.
     """
     stored = output.read_plan()
-    digest = None if stored is None else str(stored.get("items"))
+    digest = None
+    if stored is not None:
+        # Rejects other options before anything is computed.
+        output.begin({**plan, "items": stored.get("items")})
+        digest = str(stored["items"])
     if digest is None or not output.has_intact(_name(digest), digest):
         data = compute().to_bytes()
         computed = xxhash.xxh3_128_hexdigest(data)

@@ -33,10 +33,12 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 from sparring.adapter import open_file_system
 from sparring.errors import CorruptDataError, InvalidArgumentError, StorageIOError
 
-__all__ = ["MANIFEST", "PLAN", "PartFolder"]
+__all__ = ["MANIFEST", "PLAN", "PartFolder", "make_absolute"]
 
 PLAN, MANIFEST = "_plan.json", "_manifest.json"
 _PART = re.compile(r"part-(\d{6,})-([0-9a-f]{32})\.parquet")
+_UNFINISHED = re.compile(r"\.(part-|_items-|_plan|_manifest).*\.[0-9a-f]{16}")
+"""Names of temporary files. The folder may contain other hidden files, which belong to the user."""
 _BLOCK_BYTES = 1 << 24
 _UNFINISHED_SECONDS = 3600.0
 """Age at which a temporary file belongs to no running process."""
@@ -225,6 +227,8 @@ class PartFolder:
     def _remove_unfinished(self) -> None:
         """Removes temporary files that killed processes left. Newer ones may belong to other workers."""
         for each in Path(self._path).glob(".*") if self._is_local else ():
+            if _UNFINISHED.fullmatch(each.name) is None:
+                continue
             with suppress(FileNotFoundError):
                 if time.time() - each.stat().st_mtime > _UNFINISHED_SECONDS:
                     each.unlink()
@@ -250,6 +254,11 @@ class PartFolder:
                 "space and access rights",
                 url=self.url,
             ) from error
+
+
+def make_absolute(url: str) -> str:
+    """Returns a URL unchanged, and a path as an absolute one."""
+    return url if "://" in url else str(Path(url).absolute())
 
 
 def _shown(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -93,7 +92,6 @@ def compute_parts(
     parts: Iterable[int] | None = None,
     *,
     on_part: Callable[[int], None] | None = None,
-    stop: threading.Event | None = None,
 ) -> PartsResult:
     """Computes the parts that are missing or damaged, in order, and writes the manifest after the last.
 
@@ -104,7 +102,6 @@ def compute_parts(
         output: folder of the result.
         parts: numbers of the parts to compute; None for all.
         on_part: called with the number of rows of each part when the part exists.
-        stop: ends the loop after the current part, if set.
 
     Raises:
         InvalidArgumentError: the folder contains parts of another result.
@@ -126,8 +123,6 @@ def compute_parts(
         if on_part is not None:
             begin = part * job.part_rows
             on_part(min(job.part_rows, job.num_rows - begin))
-        if stop is not None and stop.is_set():
-            break
     return PartsResult(num_computed, num_kept, output.write_manifest(num_parts))
 
 

@@ -14,10 +14,11 @@ from sparring_train.columns import ColumnBatch
 from sparring_train.config.run import RunConfig
 from sparring_train.config.sections.columns import ColumnSettings
 from sparring_train.data.table.decode import SKIP_ADVICE, Decoder, RawRows
-from sparring_train.data.table.files import find_files
+from sparring_train.data.table.files import TableFile, find_files
 from sparring_train.data.table.parquet_rows import ParquetRows
+from sparring_train.data.table.row_groups import EMPTY_TYPES, find_type_family
 
-__all__ = ["RowBlocks", "plain_values"]
+__all__ = ["RowBlocks"]
 
 _BATCH_ROWS = 1 << 14
 
@@ -64,12 +65,18 @@ class RowBlocks:
         self._rows = ParquetRows(files, self._columns)
         types_of = self._section.id_types
         self._rows.types.check_origins({name: types_of[name] for name in known if name in types_of})
+        self._kinds = {
+            name: _find_common_kind(path, name, self._rows.types.kinds[name])
+            for name in self._columns
+        }
         self._decoder = Decoder(self._section, None)
         self.files = [
-            {"name": each.name.rpartition("/")[2], "rows": count}
-            for each, count in zip(files, self._rows.file_rows, strict=True)
+            {"name": each.name.rpartition("/")[2], "rows": count, "bytes": size}
+            for each, count, size in zip(
+                files, self._rows.file_rows, _find_sizes(files, path), strict=True
+            )
         ]
-        """Name and number of rows of each file."""
+        """Name, number of rows and size of each file."""
         self._position = 0
         self._left: list[RawRows] = []
         self._batches: Iterator[RawRows] = iter(())
@@ -86,19 +93,19 @@ class RowBlocks:
         if begin != self._position or not begin:
             groups = [each for each in self._rows.groups if each.position + each.num_rows > begin]
             self._batches, self._left = self._rows.read(groups, self._columns, _BATCH_ROWS), []
-        self._position = end
+        self._position = -1  # until all rows are read
         batches, arrays = [], []
         try:
             for rows in self._raw(begin, end):
                 batches.append(replace(self._decoder.decode(rows)[0], given={}))
                 arrays.append(rows.columns)
         except DataError as error:
-            self._position = -1
             raise DataError(str(error).replace(SKIP_ADVICE, ""), **error.details) from error
         joined = {
-            name: pyarrow.concat_arrays(_unified([plain_values(each[name]) for each in arrays]))
-            for name in self._columns
+            name: pyarrow.concat_arrays([_converted(each[name], kind) for each in arrays])
+            for name, kind in self._kinds.items()
         }
+        self._position = end
         return ColumnBatch.joined(batches), joined
 
     def _raw(self, begin: int, end: int) -> Iterator[RawRows]:
@@ -112,20 +119,48 @@ class RowBlocks:
                 begin = min(end, last)
 
 
-def plain_values(array: Any) -> Any:
-    """Returns an Arrow array without dictionary, whose strings have the type ``string``."""
-    kind = array.type
+def _find_sizes(files: Sequence[TableFile], path: str) -> list[int]:
+    try:
+        return [int(each.system.size(each.path)) for each in files]
+    except OSError as error:
+        raise DataError(
+            f"finding the sizes of files of {path} failed: {error}; check access rights", path=path
+        ) from error
+
+
+def _find_common_kind(path: str, column: str, kinds: list[Any]) -> Any:
+    """Returns the type of a column in all blocks: without dictionary, and wide enough for all files.
+
+    Raises:
+        DataError: there is none.
+    """
+    plain = [_plain_kind(kind) for kind in kinds]
+    found = list(dict.fromkeys(kind for kind in plain if find_type_family(kind) not in EMPTY_TYPES))
+    if len(found) <= 1:
+        return (found or plain)[0]
+    signed = [kind for kind in found if types.is_signed_integer(kind)]
+    if all(map(types.is_integer, found)) and (not signed or pyarrow.uint64() not in found):
+        return pyarrow.int64() if signed else pyarrow.uint64()
+    if all(map(types.is_floating, found)):
+        return pyarrow.float64()
+    raise DataError(
+        f"{path}, column {column!r}: found the types {', '.join(map(str, found))}; write all files with "
+        "one type",
+        path=path,
+        column=column,
+    )
+
+
+def _plain_kind(kind: Any) -> Any:
     if types.is_dictionary(kind):
-        return plain_values(array.dictionary_decode())
-    if types.is_large_string(kind):
-        return array.cast(pyarrow.string())
-    return array
+        return _plain_kind(kind.value_type)
+    is_text = types.is_large_string(kind) or types.is_string_view(kind)
+    return pyarrow.string() if is_text else kind
 
 
-def _unified(arrays: list[Any]) -> list[Any]:
-    """Casts arrays of nulls, or of smaller integers, to the type of the first array with values."""
-    kinds = [each.type for each in arrays if not types.is_null(each.type)]
-    return [each.cast(kinds[0]) if kinds and each.type != kinds[0] else each for each in arrays]
+def _converted(array: Any, kind: Any) -> Any:
+    plain = array.dictionary_decode() if types.is_dictionary(array.type) else array
+    return plain if plain.type == kind else plain.cast(kind)
 
 
 def _cut(rows: RawRows, begin: int, end: int) -> RawRows:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
-__all__ = ["SeenItems", "find_positions", "join_jagged"]
+__all__ = ["SeenItems", "find_positions", "hash_arrays", "join_jagged"]
 
 Ids = npt.NDArray[np.int64]
 Jagged = tuple[Ids, Ids]
@@ -19,6 +21,9 @@ class SeenItems:
     Args:
         pairs: blocks of users ``(n,)`` and items ``(n,)``. Other items than `items` are ignored.
         items: ``(i,)`` keys, sorted.
+
+    Attributes:
+        digest: hash of all pairs, for the plan.
     """
 
     def __init__(self, pairs: Iterable[tuple[Ids, Ids]], items: Ids) -> None:
@@ -32,6 +37,13 @@ class SeenItems:
         self._users, counts = np.unique(joined, return_counts=True)
         self._places = position[order]
         self._offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        self.digest = hash_arrays(self._users, self._offsets, self._places)
+
+    def renumber(self, items: Ids, kept: Ids) -> None:
+        """Changes positions in `items` to positions in `kept`, which contains some of the items. Other
+        items become -1."""
+        position, is_kept = find_positions(kept, items)
+        self._places = np.where(is_kept, position, -1).astype(np.int32)[self._places]
 
     def of(self, users: Ids) -> Jagged:
         """Returns the positions of the items that users ``(u,)`` have seen, and offsets ``(u + 1,)``."""
@@ -41,6 +53,14 @@ class SeenItems:
         offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
         places = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - begins, counts)
         return self._places[places].astype(np.int64), offsets
+
+
+def hash_arrays(*arrays: npt.NDArray[Any]) -> str:
+    """Returns the XXH3-128 of the elements of arrays."""
+    hashed = xxhash.xxh3_128()
+    for each in arrays:
+        hashed.update(np.ascontiguousarray(each).data)
+    return hashed.hexdigest()
 
 
 def find_positions(sorted_keys: Ids, keys: Ids) -> tuple[Ids, npt.NDArray[np.bool_]]:

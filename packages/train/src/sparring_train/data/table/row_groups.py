@@ -67,6 +67,8 @@ class ColumnTypes:
     def __init__(self) -> None:
         self._families: dict[str, str] = {}
         self._first_file = ""
+        self.kinds: dict[str, list[Any]] = {}
+        """Column → its different Arrow types, in the order of the files."""
 
     def add(self, file: str, kinds: Mapping[str, Any]) -> None:
         """Adds the Arrow types of the columns of a file.
@@ -77,6 +79,8 @@ class ColumnTypes:
         self._first_file = self._first_file or file
         families = self._families
         for name, kind in kinds.items():
+            if kind not in self.kinds.setdefault(name, []):
+                self.kinds[name].append(kind)
             family = find_type_family(kind)
             if families.get(name) in EMPTY_TYPES:
                 families[name] = family
