@@ -13,7 +13,6 @@ ray = pytest.importorskip("ray", reason="ray is not installed; see nox -s engine
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
 from ray import data as ray_data
-from ray import train as ray_train
 
 import sparring_ray
 from sparring import hash_strings, open_snapshot, scan_rows
@@ -61,11 +60,3 @@ def test_workers_train_on_equal_shards(num_workers: int, num_steps: int, tmp_pat
     snapshot = open_snapshot(result.metrics["snapshot"])
     keys = {int(key) for chunk in scan_rows(snapshot, "user") for key in chunk.keys}
     assert keys == {int(each) for each in hash_strings([f"user {n}" for n in range(7)])}
-
-
-def test_a_missing_dataset_is_reported(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text(CONFIG)
-    run_config = ray_train.RunConfig(storage_path=str(tmp_path / "records"))
-    with pytest.raises(ray_train.WorkerGroupError, match="found no Dataset 'train'"):
-        sparring_ray.train(path, datasets={"other": ray_data.range(2)}, run_config=run_config)

@@ -29,7 +29,7 @@ class RayDataset:
         request: properties of the run.
 
     Raises:
-        DataError: the process is not a worker of `sparring_ray.train`, or there is no such Dataset.
+        DataError: the process is not a worker of `sparring_ray.train`.
     """
 
     label_range = None
@@ -99,11 +99,6 @@ def _find_shard(name: str) -> Any:
         raise DataError(
             f"data.kind: ray reads Dataset {name!r} in a worker of sparring_ray.train, and this process "
             "is none; call sparring_ray.train, or use data.kind: table"
-        ) from error
-    except KeyError as error:
-        raise DataError(
-            f"data.kind: ray: found no Dataset {name!r}; pass it in `datasets` of sparring_ray.train, or "
-            "change data.train or data.test"
         ) from error
 
 
