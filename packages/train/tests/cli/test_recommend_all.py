@@ -17,8 +17,9 @@ pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
 
 from sparring import latest_snapshot, make_plugin_manager
-from sparring.errors import DataError
+from sparring.errors import DataError, InvalidArgumentError
 from sparring_cli.application import main
+from sparring_train.recommend import all_users
 from sparring_train.recommend.part_files import PartFolder
 from sparring_train.recommend.row_blocks import RowBlocks
 from sparring_train.recommend.seen_items import SeenItems
@@ -169,6 +170,7 @@ def test_items_are_filtered_and_interactions_excluded(
     for condition, message in (
         ("price=cheap", "comparing column 'price' of type double with 'cheap' failed"),
         ("price", "expected COLUMN=VALUE"),
+        ("is_new==maybe", "with 'maybe' failed"),
         ("color=red", "column 'color' is missing"),
         ("price>999", "no item is left"),
     ):
@@ -210,6 +212,20 @@ def test_errors_say_how_to_fix_the_command(ask: Any, tmp_path: Path, folder: Pat
         *keys, "--all", "-o", tmp_path / "n", "--index", "faiss"
     )
     assert "--user is an option for one user" in ask(*asked, "--user", "user 1")
+
+
+@pytest.mark.parametrize("wrong", [{"k": 0}, {"part_rows": 0}])
+def test_wrong_options_are_rejected(wrong: dict[str, int]) -> None:
+    with pytest.raises(InvalidArgumentError, match="expected at least 1"):
+        all_users.RecommendationOptions(**wrong)
+
+
+def test_a_missing_package_is_reported_with_the_command_to_install_it(
+    ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(all_users, "find_spec", lambda name: None)
+    refused = ask("recommend", "plain", "--all-users", "-o", tmp_path / "o")
+    assert "pip install 'sparring-train[ranking]'" in refused
 
 
 def test_predictions_and_neighbors_of_all_rows_equal_the_other_commands(

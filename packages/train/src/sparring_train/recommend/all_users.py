@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -81,6 +82,13 @@ class RecommendationOptions:
     part_rows: int = 16_384
     """Number of users per part."""
 
+    def __post_init__(self) -> None:
+        if min(self.k, self.part_rows) < 1:
+            raise InvalidArgumentError(
+                f"RecommendationOptions: found k={self.k} and part_rows={self.part_rows}, expected at "
+                "least 1; correct them"
+            )
+
     def with_absolute_paths(self) -> RecommendationOptions:
         """Returns the same options for processes whose current folder is another one."""
         paths = {name: getattr(self, name) for name in ("users", "exclude", "items")}
@@ -133,6 +141,11 @@ def open_recommendations(
             with open_recommendations(open_snapshot(url), "s3://bucket/best", options) as job:
                 compute_parts(job, job.output, [3])    # or job.compute(3), a pyarrow.Table
     """
+    if find_spec("sparring_packed") is None:
+        raise UnsupportedError(
+            "recommendations for all users need sparring-packed; run: pip install "
+            "'sparring-train[ranking]'"
+        )
     manager = plugin_manager or make_plugin_manager()
     # The bits of vectors may depend on the number of threads that compute them.
     with open_run(snapshot, [*overrides, "threads=1"], manager, in_order=True) as (config, model):

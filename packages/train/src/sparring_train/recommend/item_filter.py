@@ -17,9 +17,10 @@ from sparring_train.recommend.row_blocks import RowBlocks
 
 __all__ = ["read_items"]
 
-_CONDITION = re.compile(r"\s*([^<>=!]+?)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*")
+_CONDITION = re.compile(r"\s*([^<>=!]+?)\s*(<=|>=|!=|==?|<|>)\s*(.*?)\s*")
 _COMPARISONS = {
     "=": pc.equal,
+    "==": pc.equal,
     "!=": pc.not_equal,
     "<": pc.less,
     "<=": pc.less_equal,

@@ -18,7 +18,7 @@ IndexOption = Annotated[
     Index,
     typer.Option(
         help="Search method: faiss, an index of Faiss in memory; exact, a comparison with all rows; "
-        "auto, faiss if it is installed."
+        "auto, faiss if it is installed, and exact with --output."
     ),
 ]
 
