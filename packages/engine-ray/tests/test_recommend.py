@@ -32,6 +32,7 @@ data: {kind: table, path: log.parquet, batch_size: 64, categorical: [user, item]
 model: {kind: two_towers, embedding_dim: 8, user: [user], item: [item]}
 snapshots: {url: saved}
 """
+NUM_PROCESSORS = 4
 OPTIONS = RecommendationOptions(k=5, exclude_trained=True, part_rows=7)
 
 
@@ -44,7 +45,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     config = parse_config(CONFIG, folder=str(folder))
     manager = make_plugin_manager()
     find_trainer("torch", manager).train(config, manager, SilentProgress())
-    ray.init(num_cpus=4, logging_level="warning")
+    ray.init(num_cpus=NUM_PROCESSORS, logging_level="warning")
     yield max(list_snapshots(str(folder / "saved")))
     ray.shutdown()
 
@@ -53,12 +54,14 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {each.name: each.read_bytes() for each in folder.iterdir()}
 
 
-def test_1_2_and_3_workers_write_the_bytes_of_one_process(snapshot: str, tmp_path: Path) -> None:
+def test_workers_on_some_or_all_processors_write_the_bytes_of_one_process(
+    snapshot: str, tmp_path: Path
+) -> None:
     with open_recommendations(open_snapshot(snapshot), str(tmp_path / "plain"), OPTIONS) as job:
         compute_parts(job, job.output)
     expected = contents(tmp_path / "plain")
     assert sum(name.startswith("part-") for name in expected) == 8
-    for num_workers in (1, 2, 3):
+    for num_workers in (1, 2, 3, NUM_PROCESSORS):
         output = tmp_path / f"{num_workers} workers"
         result = sparring_ray.recommend(snapshot, str(output), OPTIONS, num_workers)
         assert (result.num_computed, result.num_kept, result.is_complete) == (8, 0, True)

@@ -75,8 +75,10 @@ def recommend(
     request = _Request(snapshot, output, options.with_absolute_paths(), tuple(overrides))
     # Also stores the vectors of the items, which all workers need.
     num_parts = ray.get(ray.remote(num_cpus=1)(_count).remote(request))
+    # `data.range` would need a processor for its own tasks, but the actors may occupy all.
+    numbers = [{"id": part} for part in range(num_parts)]
     done = (
-        data.range(num_parts, override_num_blocks=num_parts)
+        data.from_items(numbers, override_num_blocks=num_parts)
         .map_batches(
             _Worker,
             fn_constructor_args=(request,),
