@@ -168,12 +168,20 @@ def test_the_published_ids_are_equal_in_every_engine(
 def test_null_and_lists_stay() -> None:
     """Polars, DuckDB, Ray and Spark share this function."""
     a = VECTORS["a"]
+    # A null list may have values, which belong to no other list.
+    hidden = pyarrow.ListArray.from_arrays(
+        [0, 1, 2, 3], pyarrow.array(["a", "x", "a"]), mask=pyarrow.array([False, True, False])
+    )
     for given, expected in (
         (pyarrow.array(["a", None]), [a, None]),
         (pyarrow.array(["a", None, "a"]).dictionary_encode().slice(1), [None, a]),
         (pyarrow.array([["x"], ["a", None], None, []]).slice(1), [[a, None], None, []]),
+        (hidden, [[a], None, [a]]),
         (pyarrow.array([None, None]), [None, None]),
         (pyarrow.chunked_array([["a"], [], ["a"]]), [a, a]),
         (pyarrow.chunked_array([], pyarrow.string()), []),
     ):
         assert hash_column(given).to_pylist() == expected
+    assert hash_column(pyarrow.chunked_array([], pyarrow.list_(pyarrow.string()))).type == (
+        pyarrow.list_(pyarrow.int64())
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow
 from pyarrow import types
 
@@ -41,17 +40,15 @@ def hash_column(strings: Any) -> pyarrow.Array:
         [-3411233715330347278, None]
     """
     if isinstance(strings, pyarrow.ChunkedArray):
-        parts = [hash_column(each) for each in strings.chunks]
-        return pyarrow.concat_arrays(parts) if parts else pyarrow.array([], pyarrow.int64())
+        chunks = strings.chunks or [pyarrow.array([], strings.type)]
+        return pyarrow.concat_arrays([hash_column(each) for each in chunks])
     kind = strings.type
     if types.is_list(kind) or types.is_large_list(kind):
         lists = pyarrow.ListArray if types.is_list(kind) else pyarrow.LargeListArray
-        offsets = strings.offsets
-        if strings.null_count:
-            # A null in the offsets is a list that is null.
-            is_null = strings.is_null().to_numpy(zero_copy_only=False)
-            offsets = pyarrow.array(offsets.to_numpy(), mask=np.append(is_null, False))
-        return lists.from_arrays(offsets, hash_column(strings.values))
+        # A mask requires offsets that are not a slice. A list that is null may have values, too.
+        offsets = pyarrow.array(strings.offsets.to_numpy())
+        mask = strings.is_null() if strings.null_count else None
+        return lists.from_arrays(offsets, hash_column(strings.values), mask=mask)
     if types.is_dictionary(kind):
         return hash_column(strings.dictionary).take(strings.indices)
     if types.is_string_view(kind) or types.is_null(kind):
