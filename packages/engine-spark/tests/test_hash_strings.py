@@ -15,6 +15,7 @@ def test_strings_become_ids_and_other_columns_stay(spark: Any) -> None:
     rows = [("a", ["x", None], 1.5), (None, [], 2.5), ("ß", None, 3.5)]
     frame = spark.createDataFrame(rows, "item string, seen array<string>, price double")
     found = hash_strings(frame, ["item", "seen"])
+    assert hash_strings(frame, "item").schema["item"].dataType.simpleString() == "bigint"
     assert found.schema.simpleString() == "struct<item:bigint,seen:array<bigint>,price:double>"
     a, x, sharp = expected_ids(["a", "x", "ß"]).tolist()
     assert sorted(map(tuple, found.collect()), key=lambda row: row[2]) == [

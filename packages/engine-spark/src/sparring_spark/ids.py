@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["hash_strings"]
 
 
-def hash_strings(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
+def hash_strings(frame: DataFrame, columns: str | Sequence[str]) -> DataFrame:
     """Returns a data frame in which columns of strings contain the ids of the strings.
 
     Runs as a function of `DataFrame.mapInArrow`, without a Python object per string. The packages
@@ -25,8 +25,8 @@ def hash_strings(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
 
     Args:
         frame: The data.
-        columns: Columns of strings or of arrays of strings. They become bigint, or arrays of bigint; null
-            stays null.
+        columns: One or several columns of strings or of arrays of strings. They become bigint, or
+            arrays of bigint; null stays null.
 
     Raises:
         InvalidArgumentError: A column does not exist or does not contain strings.
@@ -45,7 +45,8 @@ def hash_strings(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
             f"sparring-spark needs pyspark, which cannot be imported: {error}; run pip install "
             '"sparring-spark[spark]"'
         ) from error
-    unknown = [each for each in columns if each not in frame.columns]
+    wanted = frozenset([columns] if isinstance(columns, str) else columns)
+    unknown = [each for each in sorted(wanted) if each not in frame.columns]
     if unknown:
         raise InvalidArgumentError(
             f"hash_strings: found no column {unknown[0]!r}, expected one of {', '.join(frame.columns)}; "
@@ -54,7 +55,7 @@ def hash_strings(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
     fields = []
     for field in frame.schema.fields:
         kind: DataType = field.dataType
-        if field.name in columns:
+        if field.name in wanted:
             if kind == types.StringType():
                 kind = types.LongType()
             elif kind == types.ArrayType(types.StringType(), getattr(kind, "containsNull", True)):
@@ -65,7 +66,6 @@ def hash_strings(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
                     "string or array<string>; cast it, or leave it out"
                 )
         fields.append(types.StructField(field.name, kind, field.nullable))
-    wanted = frozenset(columns)
 
     def replace(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         for batch in batches:
