@@ -138,8 +138,10 @@ FOREIGN_ARGUMENTS = {
 }
 FOREIGN_OPTIONS = {
     "--force-reinstall": "pip",
+    "--gpus-per-node": "sbatch",
     "--no-binary": "pip",
     "--no-deps": "pip",
+    "--time": "sbatch",
     "--upgrade": "pip",
 }
 FOREIGN_EXTRAS = {("redis", "hiredis")}

@@ -105,7 +105,7 @@ def _check_datasets(config: RunConfig, datasets: Mapping[str, Any]) -> None:
         raise InvalidArgumentError(
             f"datasets: found {', '.join(datasets) or 'none'}, expected "
             f"{', '.join(sorted(wanted)) or 'none'} for data.kind: {data.kind}; pass the Datasets that "
-            "data.train and data.test name, or change these keys"
+            "the keys train and test name, or change these keys"
         )
 
 
