@@ -30,7 +30,7 @@ from .stream_runs import CONFIG, Events
 from .test_gate import write_events
 from .test_windows import Sum
 
-COUNT, FIRST_BAD, END_OF_BAD = 4800, 2800, 3200
+COUNT, FIRST_BAD, END_OF_BAD = 4000, 2800, 3200
 GATE = (
     "publish.gate={min_events: 100, warm_up_windows: 6, false_alarms_per_day: 0.1, on_close: return}",
     "publish.every_seconds=1000",
