@@ -39,6 +39,7 @@ def engines(session: nox.Session) -> None:
         session.warn(f"tests of Spark are skipped; to run them: sudo apt install {JAVA[0]}")
     if shutil.which("slurmctld") is None and not apt_install(session, SLURM):
         session.warn(f"tests of Slurm are skipped; to run them: sudo apt install {' '.join(SLURM)}")
-    session.run("pytest", *(session.posargs or TESTS))
+    # The test of Slurm takes minutes and is marked `long`, because Slurm may be installed elsewhere, too.
+    session.run("pytest", "-m", "long or not long", *(session.posargs or TESTS))
     if not session.posargs:
         session.run("pytest", "tests/test_documents.py", "-k", "run-on-ray")

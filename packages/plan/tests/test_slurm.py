@@ -183,6 +183,7 @@ def start_again(job: str, is_true: Callable[[], bool], log: Path) -> None:
     wait(ask_and_check, log)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("nodes", "ranks"), [(1, 2), (2, 1)])
 def test_a_job_survives_lost_ranks_and_is_queued_again(
     cluster: Path, run: Path, tmp_path: Path, nodes: int, ranks: int
