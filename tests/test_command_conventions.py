@@ -30,6 +30,7 @@ WITHOUT_JSON = {
     "sparring plan make": "its output is a document",
     "sparring plan report": "its output is a document",
     "sparring plan kubernetes": "its output is a document",
+    "sparring plan slurm": "its output is a document",
     "sparring plan calibrate": "its output is a document",
     "sparring plan sketch": "its output is a document",
     "sparring serve": "it prints log messages until it is stopped",

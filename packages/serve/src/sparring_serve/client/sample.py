@@ -50,6 +50,10 @@ def encode_sample(sample: Sample) -> tuple[SampleColumn, ...]:
         InvalidArgumentError: A column has values of another type or another number of values, or a name
             that the log uses; or the request id is too long.
     """
+    if not isinstance(sample, Sample):
+        raise InvalidArgumentError(
+            f"sample: found {type(sample).__name__}, expected a sparring_serve.Sample; pass one"
+        )
     if len(check_text("sample.request_id", sample.request_id)) > MAX_REQUEST_ID:
         raise InvalidArgumentError(
             f"sample: the request id has {len(sample.request_id):,} characters, expected at most "
