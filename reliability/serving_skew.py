@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow
+import pyarrow.compute as pc
 from pyarrow import parquet
 
 import sparring_packed
@@ -86,17 +87,21 @@ def _write_examples(folder: Path, count: int) -> str:
         lengths = random.integers(IDS_OF_EXAMPLE - 8, IDS_OF_EXAMPLE + 5, rows)
         offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
         # The two other columns have one id each.
-        seen = np.char.add("item ", random.integers(0, 1 << 60, int(offsets[-1])).astype(str))
+        seen = _strings("item ", random.integers(0, 1 << 60, int(offsets[-1])))
         table = {
             "example": np.arange(begin, begin + rows),
-            "user": pyarrow.array(np.char.add("ü", random.integers(0, 1 << 40, rows).astype(str))),
+            "user": _strings("ü", random.integers(0, 1 << 40, rows)),
             "place": random.integers(-(1 << 63), (1 << 63) - 1, rows),
-            "seen": pyarrow.ListArray.from_arrays(offsets, pyarrow.array(seen)),
+            "seen": pyarrow.ListArray.from_arrays(offsets, seen),
             "price": random.standard_normal(rows) * 1e3,
             "age": np.where(random.random(rows) < 0.1, np.nan, random.integers(0, 99, rows)),
         }
         parquet.write_table(pyarrow.table(table), path / f"{begin:09}.parquet")
     return str(path)
+
+
+def _strings(start: str, numbers: Any) -> Any:
+    return pc.binary_join_element_wise(start, pyarrow.array(numbers).cast(pyarrow.string()), "")
 
 
 def _publish(folder: Path) -> None:
