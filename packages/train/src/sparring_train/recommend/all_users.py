@@ -91,8 +91,11 @@ class RecommendationOptions:
 
     def with_absolute_paths(self) -> RecommendationOptions:
         """Returns the same options for processes whose current folder is another one."""
-        paths = {name: getattr(self, name) for name in ("users", "exclude", "items")}
-        return replace(self, **{name: make_absolute(path) for name, path in paths.items() if path})
+        users, exclude, items = (
+            None if path is None else make_absolute(path)
+            for path in (self.users, self.exclude, self.items)
+        )
+        return replace(self, users=users, exclude=exclude, items=items)
 
 
 class _Users(Protocol):

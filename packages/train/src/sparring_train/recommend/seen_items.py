@@ -32,10 +32,10 @@ class SeenItems:
             position, is_known = find_positions(items, some_items)
             users.append(some_users[is_known])
             places.append(position[is_known].astype(np.int32))
-        joined, position = np.concatenate(users), np.concatenate(places)
-        order = np.lexsort((position, joined))
+        joined, all_places = np.concatenate(users), np.concatenate(places)
+        order = np.lexsort((all_places, joined))
         self._users, counts = np.unique(joined, return_counts=True)
-        self._places = position[order]
+        self._places = all_places[order]
         self._offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
         self.digest = hash_arrays(self._users, self._offsets, self._places)
 
