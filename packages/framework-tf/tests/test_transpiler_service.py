@@ -39,7 +39,7 @@ def served(
     config = ServingConfig.model_validate({"parameters": parameters})
     server = open_parameter_server(config, address="127.0.0.1:0")
     file = folder / "serving.yaml"
-    client = {"deadline_seconds": 10.0, "push_deadline_seconds": 30.0}
+    client = {"deadline_seconds": 60.0, "push_deadline_seconds": 60.0}
     text = {"shards": [[server.address]], "parameters": parameters, "client": client}
     file.write_text(json.dumps(text))
     return server, file

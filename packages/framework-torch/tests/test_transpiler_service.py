@@ -57,7 +57,7 @@ class Service:
         self.server: LookupServer = open_parameter_server(config, address="127.0.0.1:0")
         self.file = folder / "serving.yaml"
         shards = [[self.server.address]]
-        client = {"deadline_seconds": 10.0, "push_deadline_seconds": 30.0}
+        client = {"deadline_seconds": 60.0, "push_deadline_seconds": 60.0}
         text = json.dumps({"shards": shards, "parameters": parameters, "client": client})
         self.file.write_text(text)
 
