@@ -26,7 +26,7 @@ pytest.importorskip("sparring_train", reason="needs sparring-train")
 from sparring_redis.testing.server import RedisServer, redis_server_missing
 
 KEYS = np.arange(60)
-LONG = ClientConfig(deadline_seconds=60.0)
+LONG = ClientConfig(deadline_seconds=10.0)
 
 TRAINING = """
 seed: 3
@@ -145,7 +145,7 @@ def test_a_client_that_takes_flags_gets_cached_rows_while_redis_is_away(
     repeated = np.concatenate([KEYS, [10**12], KEYS])
     with open_server(read_serving_config("serving.yaml")) as server:
         flag, initial, stale = (
-            LookupClient(server.address, ClientConfig(deadline_seconds=60.0, on_failure=each))
+            LookupClient(server.address, ClientConfig(deadline_seconds=10.0, on_failure=each))
             for each in ("flag", "initial", "stale")
         )
         with flag, initial, stale:
