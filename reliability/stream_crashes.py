@@ -184,7 +184,7 @@ class _Gate(QualityGate):
         self._good_steps = [*self._good_steps, window.step][-2:]
         if not self.is_closed:
             return None
-        self.is_closed = False
+        self.is_closed, self.num_returns = False, 0
         return Opening("good by its number")
 
 
@@ -266,11 +266,15 @@ class _World:
             mock.patch.object(run_gate, "QualityGate", _Gate),
         ):
             try:
-                train(config, self._manager, _Progress(faults))
+                result = train(config, self._manager, _Progress(faults))
             except BaseException:
                 # A crash can also arrive as the cause of another error, from a thread.
                 if faults.crashed_at is None:
                     raise
+            else:
+                if result.is_terminated:
+                    # A run ends early on SIGTERM, which was meant for this program.
+                    raise SystemExit(f"the trials were ended by SIGTERM after step {result.steps}")
         if any((folder / "served").glob("step-*")):
             # Its files are whole after a crash, too.
             sparring_packed.open(folder / "served", verify="all").close()

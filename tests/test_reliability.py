@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,24 @@ def test_a_few_trials_find_nothing(
         pytest.skip(out)
     assert f"{trials:,} │" in out
     assert "failures" in out
+
+
+def test_sigterm_ends_the_trials_and_is_not_a_failure(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run ends early on SIGTERM, with fewer steps than expected."""
+    module = program.find_modules()["stream_crashes"]
+    steps: list[int] = []
+
+    def kill(self: Any, step: int, loss: float, samples: int) -> None:
+        steps.append(step)
+        if len(steps) == 20:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(module._Progress, "on_step", kill)
+    with pytest.raises(SystemExit, match=r"ended by SIGTERM after step \d+"):
+        module.run(2)
+    assert len(steps) < 26
 
 
 def test_each_hostile_snapshot_is_counted(program: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -277,6 +277,8 @@ def test_a_shard_without_replicas_raises_within_the_deadline(
         cluster.client.pull({"item": np.arange(100)})
     assert cluster.transport.clock.now - begin <= 1.001
     assert sorted(caught.value.reasons) == ["s1r0:1", "s1r1:1"]
+    if error is DeadlineError:
+        assert "within 1 s; increase client.deadline_seconds" in str(caught.value)
 
 
 def test_a_shard_without_replicas_is_flagged_row_by_row() -> None:

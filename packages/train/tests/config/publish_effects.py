@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sparring.collective.local import LocalGroup
+from sparring.errors import ConfigError
 from sparring_train.config.sections.gate import GateConfig
 from sparring_train.live import publisher_process
 from sparring_train.live.gate import GateOptions, QualityGate
@@ -35,14 +36,14 @@ def register(effects: Effects) -> None:
         "publish.gate.false_alarms_per_day", "publish.gate.min_events",
         "publish.gate.warm_up_windows", "publish.gate.open_after_windows",
     )(_gate)  # fmt: skip
-    effects.of("publish.gate.on_close")(_on_close)
+    effects.of("publish.gate.on_close", "publish.gate.max_returns")(_on_close)
 
 
 def _gate(_: Runs) -> None:
     def changes(**options: Any) -> list[int]:
         model = Model(seed=4, num_events=3000)
         gate = QualityGate(
-            GateOptions(10, **GateConfig(**options).model_dump(exclude={"on_close"}))
+            GateOptions(10, **GateConfig(**options).model_dump(exclude={"on_close", "max_returns"}))
         )
         kinds = ["clean"] * 30 + ["inverted"] * 2 + ["clean"] * 8
         return [number for number, kind in enumerate(kinds) if gate.add(model.window(kind))]
@@ -54,7 +55,7 @@ def _gate(_: Runs) -> None:
     assert changes(min_events=7000) != [30, 34]
 
 
-def _on_close(_: Runs) -> None:
+def _on_close(runs: Runs) -> None:
     pytest.importorskip("sparring_serve", reason="writes the gate")
     for on_close, returns in (("withhold", False), ("return", True)):
         config: Any = SimpleNamespace(
@@ -69,6 +70,10 @@ def _on_close(_: Runs) -> None:
             gate.on_window(model.window(kind))
         assert gate.is_closed
         assert (gate.closing is not None) == returns
+    with pytest.raises(
+        ConfigError, match=r"gate\.max_returns.*found publish\.gate\.on_close: with"
+    ):
+        runs.ratings("snapshots.url=a", "publish.url=b", "publish.gate={max_returns: 2}")
 
 
 class _Publisher:

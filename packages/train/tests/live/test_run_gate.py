@@ -30,14 +30,14 @@ publisher = pytest.importorskip(
 class Run:
     """A gate of a run whose step s has the version step-s."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **options: Any) -> None:
         self.url, self.told = str(folder / "served"), []
         self.notified = 0
         self.publisher: Any = SimpleNamespace(
             withhold=lambda: False, keep_steps=(), notify=self.notify
         )
         config: Any = SimpleNamespace(
-            publish=SimpleNamespace(url=self.url, gate=GateConfig()),
+            publish=SimpleNamespace(url=self.url, gate=GateConfig(**options)),
             metrics=SimpleNamespace(window_seconds=10.0),
             snapshots=SimpleNamespace(url=str(folder / "run")),
         )
@@ -173,3 +173,32 @@ def test_after_a_return_each_bad_window_is_a_closing_until_the_gate_opens(run: R
     assert not run.publisher.withhold()
     found = run.gate.metrics()["gate"]
     assert (found["num_closings"], found["num_returns"]) == (1, 3)
+
+
+def test_a_run_returns_a_limited_number_of_times_while_the_gate_is_closed(tmp_path: Path) -> None:
+    run = Run(tmp_path, on_close="return", max_returns=2)
+    run.windows(60)
+
+    def bad_windows_return() -> bool:
+        run.windows(2, "inverted")
+        if run.gate.closing is None:
+            return False
+        run.gate.returned(Quarantine(run.gate.closing.good_step or 0, 315, "", 0.0, 0.0, ()))
+        return True
+
+    assert bad_windows_return()
+    # The number of returns is part of a snapshot.
+    state = run.gate.states()["gate"]
+    run.gate.restore({"gate": type(state)(json.loads(json.dumps(dict(state.values))))})
+    assert bad_windows_return()
+    assert not any("max_returns" in each for each in run.told)
+    assert not bad_windows_return()
+    assert run.publisher.withhold()
+    [told] = [each for each in run.told if "max_returns" in each]
+    assert "the run has returned 2 times" in told
+    assert f"sparring publish --output {run.url} --unpin" in told
+    # A gate that opens allows returns again.
+    run.windows(3)
+    assert not run.publisher.withhold()
+    run.windows(30)
+    assert bad_windows_return()

@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ import pytest
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 pytest.importorskip("sparring_packed", reason="needs sparring-packed, which ranks all items")
 
+from sparring import list_snapshots, open_snapshot
 from sparring.collective.local import LocalGroup
 from sparring.contracts.ranks.collective import Collective
+from sparring_cli.application import main
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_train.columns import Column, ColumnBatch
 from sparring_train.config.sections.kinds import Ranking
@@ -31,6 +34,12 @@ TOWERS = "model={kind: two_towers, embedding_dim: 8}"
 SEQUENCE = (
     "model={kind: sequence, embedding_dim: 8, hidden_layer: 16, blocks: 1, dropout: 0, user: user}"
 )
+CONFIG = """
+data: {kind: table, path: rows.csv, categorical: [user, item], required: [user, item],
+  batch_size: 12, split: {exact_fraction: 0.1}}
+model: {kind: two_towers, embedding_dim: 4, user: [user], item: [item]}
+snapshots: {url: runs}
+"""
 STEPS = (
     "training.epochs=10",
     "optimizer={sparse: {name: adam, lr: 0.02}, dense: {name: adam, lr: 0.01}}",
@@ -117,6 +126,29 @@ def test_counts_estimate_frequencies() -> None:
     again.restore({"item_counts": counts.state()})
     more = np.array([7, 5])
     assert again.add(more).tolist() == counts.add(more).tolist()
+
+
+def test_erased_items_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts of items are saved for the log-Q correction, and contain ids."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{user},{item}" for user in range(8) for item in range(6)]
+    Path("rows.csv").write_text("\n".join(["user,item", *rows]) + "\n")
+    Path("run.yaml").write_text(CONFIG)
+    Path("ids.txt").write_text("4\n77\n")
+    assert main(["train", "run.yaml"]) == 0
+
+    def counted() -> dict[int, int]:
+        arrays = open_snapshot(list_snapshots("runs")[-1]).state("item_counts").arrays
+        return dict(zip(arrays["ids"].tolist(), arrays["counts"].tolist(), strict=True))
+
+    whole = counted()
+    assert set(whole) == set(range(6))
+    # Keys of another table may have the same numbers.
+    for table, expected in (("user", whole), ("item", {**whole})):
+        expected.pop(4 if table == "item" else -1, None)
+        erase = ["erase", table, "--keys", "ids.txt", "--everywhere", "run.yaml", "--yes"]
+        assert main([*erase, "-o", f"{table}.json"]) == 0
+        assert counted() == expected
 
 
 def test_items_of_a_step_are_those_of_all_ranks() -> None:

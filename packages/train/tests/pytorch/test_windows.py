@@ -20,6 +20,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from sparring import make_plugin_manager
 from sparring.collective.local import LocalGroup
+from sparring.errors import ConfigError
 from sparring_train.columns import Column, ColumnBatch, Cut, CutRead
 from sparring_train.live import evaluation
 from sparring_train.live.evaluation import LiveEvaluation
@@ -247,7 +248,15 @@ def test_models_without_a_prediction_per_event_and_runs_without_windows_are_not_
         "data.test_path=null",
     )
     towers = "model={kind: two_towers, embedding_dim: 4}"
-    events.run(url, "towers", *TIMED, *ranking, towers)
+    for key, value in (("slices", "{item: [3]}"), ("row_age", "{feature: item}")):
+        for words, found in (
+            ((*ranking, towers), "model.kind: two_towers, which does not predict labels"),
+            (("metrics.window_seconds=null",), "metrics.window_seconds: null"),
+        ):
+            chosen = f"metrics.{key}={value}"
+            with pytest.raises(ConfigError, match=rf"metrics\.{key}: has no effect.*found {found}"):
+                events.config(url, "no windows", "data.event_time=at", *words, chosen)
+    events.run(url, "towers", *TIMED, *ranking, towers, "metrics.slices={}")
     assert len(measured.steps) == 14
     assert all(outputs is None for outputs, _ in measured.steps)
     pairs = ("data.numeric=[]", "data.required=[user, item]")

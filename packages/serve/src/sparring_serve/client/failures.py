@@ -71,8 +71,10 @@ def is_replica_failure(outcome: Outcome) -> bool:
     return outcome.status in REPLICA_FAILURES
 
 
-def make_replicas_error(shard: int, reasons: Mapping[str, Outcome]) -> SparringError:
-    """Returns the error of a call that failed on all replicas."""
+def make_replicas_error(
+    shard: int, reasons: Mapping[str, Outcome], seconds: float
+) -> SparringError:
+    """Returns the error of a call that failed on all replicas within a number of seconds."""
     listed = "; ".join(
         f"{address}: {each.status} {each.message}".rstrip() for address, each in reasons.items()
     )
@@ -81,7 +83,8 @@ def make_replicas_error(shard: int, reasons: Mapping[str, Outcome]) -> SparringE
     details = {"shard": shard, "reasons": dict(reasons)}
     if not reasons or statuses == {"DEADLINE_EXCEEDED"}:
         return DeadlineError(
-            f"{message}; increase client.deadline_seconds, or check why these servers do not reply",
+            f"{message} within {seconds:.3g} s; increase client.deadline_seconds, or check why these "
+            "servers do not reply",
             **details,
         )
     if "NOT_FOUND" in statuses:

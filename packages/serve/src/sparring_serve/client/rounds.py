@@ -163,6 +163,7 @@ class Rounds:
             _Call(number, shard, request, []) for number, (shard, request) in enumerate(calls)
         ]
         self._accept = accept
+        self._seconds = 0.0
         self.num_failovers = 0
 
     def run(
@@ -189,6 +190,7 @@ class Rounds:
         for each in self._calls:
             each.replicas = order.of(shards[each.shard], clock())
         pause = pauses()
+        self._seconds = deadline - clock()
         while True:
             now = clock()
             remaining = deadline - now
@@ -252,7 +254,7 @@ class Rounds:
     def failures(self) -> list[tuple[int, SparringError]]:
         """Returns the numbers and errors of calls that no replica answered."""
         return [
-            (number, make_replicas_error(each.shard, each.reasons))
+            (number, make_replicas_error(each.shard, each.reasons, self._seconds))
             for number, each in enumerate(self._calls)
             if not each.is_done
         ]

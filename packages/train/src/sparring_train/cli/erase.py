@@ -10,7 +10,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -23,11 +23,7 @@ import numpy.typing as npt
 import typer
 
 from sparring import PluginManager, __version__, latest_snapshot, list_snapshots
-from sparring.adapter import (
-    erase_from_snapshots,
-    found_table,
-    state_without_keys,
-)
+from sparring.adapter import erase_from_snapshots, found_table
 from sparring.contracts import Storage, SupportsPurge
 from sparring.errors import InvalidArgumentError, SnapshotNotFoundError
 from sparring_cli import (
@@ -41,6 +37,7 @@ from sparring_tiered import TieredStorage
 from sparring_train.cli.erase_preview import (
     confirm_erasure,
     describe_remains,
+    make_state_filter,
     preview_erasure,
     print_erasure,
 )
@@ -172,8 +169,11 @@ def erase(  # noqa: PLR0912, PLR0913, PLR0917 (each is an option of the command 
     features, origins = _list_features(known, folders, table)
     meant = _list_keys(listed, table, origins, keys)
     wanted = np.array(sorted({key for each in meant.values() for key in each}), np.int64)
+    state_without = make_state_filter(known, table, wanted)
     if dry_run:
-        found = preview_erasure(run, table, wanted, ranks, manager, folders, features)
+        found = preview_erasure(
+            run, table, wanted, ranks, manager, folders, features, state_without
+        )
         found["files"] = _find_files_with(listed, meant, known, folders, search or [])
         if as_json:
             print_json({"dry_run": True, "table": table, "num_keys": len(meant), **found})
@@ -192,7 +192,8 @@ def erase(  # noqa: PLR0912, PLR0913, PLR0917 (each is an option of the command 
         erased: set[int] = set()
         storages, traces = _erase_from_storages(run, table, wanted, ranks, manager, erased)
         rewritten = [
-            _erase_from_folder(folder, table, wanted, traces, erased) for folder in folders
+            _erase_from_folder(folder, table, wanted, state_without, traces, erased)
+            for folder in folders
         ]
         strings = [_erase_from_dictionary(folder, wanted, features, erased) for folder in folders]
         of_stream = _erase_from_replays(known, folders, table, wanted)
@@ -368,11 +369,14 @@ def _purge(storage: Storage) -> list[str]:
 
 
 def _erase_from_folder(
-    folder: str, table: str, keys: npt.NDArray[np.int64], traces: list[str], erased: set[int]
+    folder: str,
+    table: str,
+    keys: npt.NDArray[np.int64],
+    state_without: Callable[[str, Any], Any],
+    traces: list[str],
+    erased: set[int],
 ) -> dict[str, Any]:
-    found = erase_from_snapshots(
-        folder, table, keys, lambda name, state: state_without_keys(name, state, table, keys)
-    )
+    found = erase_from_snapshots(folder, table, keys, state_without)
     erased |= found.keys
     newest = latest_snapshot(folder)
     if newest is not None and "admission" in newest.state_names(0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,16 @@ from sparring.adapter import find_in_snapshots, state_without_keys
 from sparring.errors import InvalidArgumentError
 from sparring_train.config.run import RunConfig
 from sparring_train.config.sections.stream import StreamData
+from sparring_train.loop.step_items import COUNTS, counts_without
 from sparring_train.run.storages import format_storage, open_run_storages
 
-__all__ = ["confirm_erasure", "describe_remains", "preview_erasure", "print_erasure"]
+__all__ = [
+    "confirm_erasure",
+    "describe_remains",
+    "make_state_filter",
+    "preview_erasure",
+    "print_erasure",
+]
 
 _FIND = "search files and folders with --search, and delete those that contain ids"
 
@@ -38,6 +46,31 @@ def confirm_erasure(num_ids: int, table: str, places: list[str]) -> None:
     )
 
 
+def make_state_filter(
+    known: RunConfig | None, table: str, keys: npt.NDArray[np.int64]
+) -> Callable[[str, Any], Any]:
+    """Returns a function that removes keys from the state of a snapshot. It takes the name and the state,
+    and returns the state without the keys, or None if it contains none of them.
+
+    Args:
+        known: configuration of the run that wrote the snapshots; None if it is unknown.
+        table: table of the keys.
+        keys: ``(n,)``, the keys to remove.
+    """
+    ranking = None if known is None else known.model.ranking(known.data.columns)
+    item = None
+    if known is not None and ranking is not None:
+        item = known.data.columns.feature(ranking.item[0])
+    counts_items = item is not None and item.table_name == table
+
+    def state_without(name: str, state: Any) -> Any:
+        if name == COUNTS and counts_items:
+            return counts_without(state, keys)
+        return state_without_keys(name, state, table, keys)
+
+    return state_without
+
+
 def preview_erasure(
     run: RunConfig | None,
     table: str,
@@ -46,6 +79,7 @@ def preview_erasure(
     manager: PluginManager,
     folders: list[str],
     features: list[str] | None,
+    state_without: Callable[[str, Any], Any],
 ) -> dict[str, Any]:
     """Returns what an erasure would remove from storages, snapshots and strings. Changes nothing."""
     # Imported here, because it imports pyarrow.
@@ -59,9 +93,7 @@ def preview_erasure(
     ]
     snapshots, strings = [], []
     for folder in folders:
-        found = find_in_snapshots(
-            folder, table, keys, lambda name, state: state_without_keys(name, state, table, keys)
-        )
+        found = find_in_snapshots(folder, table, keys, state_without)
         clean = [each for each in list_snapshots(folder) if each not in found.urls]
         snapshots.append(
             {"folder": folder, "replaced": found.urls, "clean": clean, "num_rows": found.num_rows}

@@ -55,6 +55,17 @@ def check_gate(
 ) -> Iterator[PydanticCustomError]:
     if publish.gate is None:
         return
+    default = type(publish.gate).model_fields["max_returns"].default
+    if publish.gate.on_close != "return" and publish.gate.max_returns != default:
+        yield PydanticCustomError(
+            "publish_gate_return",
+            "has no effect, because the run does not return",
+            {
+                "path": ("publish", "gate", "max_returns"),
+                "found": f"publish.gate.on_close: {publish.gate.on_close}",
+                "expected": "publish.gate.on_close: return; or no publish.gate.max_returns",
+            },
+        )
     found = None
     if data.has_epochs:
         found = f"data.kind: {data.kind}"

@@ -383,7 +383,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[PydanticCustomError
     (("model", "data"), _check_data),
     (("training", "data"), _check_micro_batches),
     (("training", "data"), _check_epochs),
-    (("metrics", "data"), check_slices),
+    (("metrics", "data", "model"), check_slices),
     (("training", "model", "data"), _check_validation),
     (("training", "model"), _check_loss),
     (("model", "data", "tables"), _check_table_names),

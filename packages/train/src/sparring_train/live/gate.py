@@ -237,6 +237,8 @@ class QualityGate:
         self.log_evidence = 0.0
         """Logarithm of m."""
         self.is_closed = False
+        self.num_returns = 0
+        """Number of returns since the gate was open."""
 
     @property
     def kept_steps(self) -> tuple[int, ...]:
@@ -251,6 +253,7 @@ class QualityGate:
     def returned(self, step: int) -> None:
         """Continues as a closed gate, with the model of the good step, which now counts as `step`."""
         self.is_closed, self._num_good, self.log_evidence = True, 0, 0.0
+        self.num_returns += 1
         self._forget_suspicion()
         self._good_steps = [step, step]
 
@@ -297,7 +300,7 @@ class QualityGate:
                 return self._close(joined, told)
             if self._num_good < self._options.open_after_windows:
                 return None
-            self.is_closed, self._num_good = False, 0
+            self.is_closed, self._num_good, self.num_returns = False, 0, 0
             return Opening(f"{self._options.open_after_windows} good windows: {told}")
         if self._num_windows >= self._options.warm_up_windows:
             log_e = _log_mean_exp([_log_e_value(each) for each in found.values()])
@@ -357,6 +360,7 @@ class QualityGate:
             "num_good": self._num_good,
             "log_evidence": self.log_evidence,
             "is_closed": self.is_closed,
+            "num_returns": self.num_returns,
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
@@ -368,6 +372,7 @@ class QualityGate:
         self._suspicious_begin = values["suspicious_begin"]
         self._num_suspicious, self._num_good = values["num_suspicious"], values["num_good"]
         self.log_evidence, self.is_closed = values["log_evidence"], values["is_closed"]
+        self.num_returns = values.get("num_returns", 0)  # Earlier versions did not count them.
 
 
 def _log_e_value(z: float) -> float:

@@ -65,8 +65,9 @@ class RunGate:
             return
         self._open_after = chosen.open_after_windows
         self._may_return = chosen.on_close == "return"
+        self._max_returns = chosen.max_returns
         self._snapshots_url = config.snapshots.url
-        options = chosen.model_dump(exclude={"on_close"})
+        options = chosen.model_dump(exclude={"on_close", "max_returns"})
         self._gate = QualityGate(GateOptions(seconds, **options))
         publisher.withhold = lambda: self.is_closed
 
@@ -109,7 +110,15 @@ class RunGate:
         if isinstance(change, Closing):
             self._num_closings += not was_closed
             if self._may_return and change.good_step is not None:
-                self.closing = change
+                if gate.num_returns < self._max_returns:
+                    self.closing = change
+                else:
+                    self._tell(
+                        f"the run has returned {gate.num_returns} times and the gate did not open "
+                        "(publish.gate.max_returns), so training continues with these events, and "
+                        f"versions are withheld; if the data have changed for good, run: sparring "
+                        f"publish --output {self._url} --unpin"
+                    )
         self._write(change)
 
     def _keep_versions(self, gate: QualityGate) -> None:

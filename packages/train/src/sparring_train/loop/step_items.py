@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from sparring import State
 from sparring_train.columns import ColumnBatch
 from sparring_train.run.ranks import Ranks
 
-__all__ = ["COUNTS", "ItemCounts", "StepItems"]
+__all__ = ["COUNTS", "ItemCounts", "StepItems", "counts_without"]
 
 COUNTS = "item_counts"
 """Name of the state of `ItemCounts`."""
@@ -79,3 +79,16 @@ class ItemCounts:
         if COUNTS in states:
             arrays = states[COUNTS].arrays
             self._ids, self._counts = arrays["ids"].copy(), arrays["counts"].copy()
+
+
+def counts_without(state: Any, items: Ids) -> Any | None:
+    """Returns the saved state of `ItemCounts` without some items; None if it contains none of them.
+
+    Args:
+        state: state `COUNTS` of a snapshot.
+        items: ``(n,)``, the items to remove.
+    """
+    is_kept = ~np.isin(state.arrays["ids"], items)
+    if is_kept.all():
+        return None
+    return replace(state, arrays={name: each[is_kept] for name, each in state.arrays.items()})

@@ -37,3 +37,9 @@ class GateConfig(Section):
         "before the bad windows, and leaves out the events since then; see `sparring replay "
         "--quarantined`. It returns again after each bad window, until the gate opens.",
     )
+    max_returns: PositiveInt = Field(
+        3,
+        description="Number of returns without an open gate in between, after which a run with "
+        "`on_close: return` no longer returns, because the data may have changed for good. Training "
+        "continues with all events, and versions are withheld.",
+    )

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from sparring.contracts import LocalPath
 from sparring_train.config.section import PositiveFloat, Section
 from sparring_train.config.sections.columns import Name, Text
-from sparring_train.config.sections.kinds import DataSection
+from sparring_train.config.sections.kinds import DataSection, ModelSection
 from sparring_train.config.sections.stream import StreamData
 
 __all__ = ["MetricsConfig", "RowAgeConfig", "check_slices"]
@@ -76,13 +76,32 @@ class MetricsConfig(Section):
     )
 
 
-def check_slices(metrics: MetricsConfig, data: DataSection) -> Iterator[PydanticCustomError]:
-    """Yields the columns of `metrics` that do not divide events, and values that they cannot have.
+def check_slices(
+    metrics: MetricsConfig, data: DataSection, model: ModelSection
+) -> Iterator[PydanticCustomError]:
+    """Yields the columns of `metrics` that do not divide events, and values that they cannot have, or
+    the keys that have no effect because windows are not measured.
 
     Args:
         metrics: the section `metrics`.
         data: the section `data`.
+        model: the section `model`.
     """
+    unmeasured = None
+    if metrics.window_seconds is None:
+        unmeasured = "metrics.window_seconds: null"
+    elif model.label is None:
+        unmeasured = f"model.kind: {model.kind}, which does not predict labels"
+    if unmeasured is not None:
+        for key in ("slices", "row_age"):
+            if getattr(metrics, key):
+                expected = (
+                    "metrics.window_seconds, and a model that predicts labels; or no metrics." + key
+                )
+                context = {"path": ("metrics", key), "found": unmeasured, "expected": expected}
+                problem = "has no effect, because windows are not measured"
+                yield PydanticCustomError("slices", problem, context)
+        return
     types = data.id_types if isinstance(data, StreamData) else {}
     known = [
         each.name
