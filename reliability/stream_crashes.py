@@ -34,7 +34,6 @@ from reliability.published_models import check_published
 from reliability.report import Report
 from reliability.small_snapshots import scratch_folder
 from sparring import list_snapshots, make_plugin_manager, open_snapshot
-from sparring.adapter import locate
 from sparring.contracts import Options, hookimpl
 from sparring.plugins.registry import PluginSource
 from sparring_serve.publishing.model_files import ReadModel, find_model_reader
@@ -219,7 +218,7 @@ class _Publisher:
         publish_newest(url, chosen.url, options, None, self._read_model)
         self._faults.reach("answer of the publisher")
         if (name := find_merge(chosen.url, options)) is not None:
-            merge_layers(locate(url)[0].url, chosen.url, name, self._read_model)
+            merge_layers(chosen.url, name)
 
     def join(self, timeout: float) -> bool:
         return True

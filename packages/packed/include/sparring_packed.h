@@ -50,7 +50,7 @@ enum {
   SPARRING_PACKED_BFLOAT16 = 2,
   SPARRING_PACKED_INT8 = 3,
   SPARRING_PACKED_INT4 = 4,
-  SPARRING_PACKED_STORED = -1 /* for a lookup: rows in their stored dtype */
+  SPARRING_PACKED_STORED = -1 /* for a call: rows in their stored dtype */
 };
 
 /* Which bytes are hashed before use. With both values, malicious bytes can cause
@@ -319,9 +319,10 @@ typedef struct SparringPackedPack {
   int64_t count;           /* n                                                    */
   const int64_t* ids;      /* (n) int64, unique                                    */
   const void* embeddings;  /* (n, dim) of `source_dtype`, INT8: (n, dim + 2) bytes of
-                              rows of core; NULL: only erased keys                 */
+                              rows of core, STORED: rows of `dtype`, which are copied;
+                              NULL: only erased keys                               */
   uint64_t source_stride;  /* distance between embeddings in bytes                 */
-  int32_t source_dtype;    /* FLOAT32, FLOAT16, BFLOAT16 or INT8                   */
+  int32_t source_dtype;    /* FLOAT32, FLOAT16, BFLOAT16, INT8 or STORED           */
   int32_t dtype;           /* dtype of stored rows                                 */
   int32_t dim;
   int32_t partition_begin; /* partitions of the ids, [begin, end)                  */

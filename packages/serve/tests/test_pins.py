@@ -155,7 +155,7 @@ def test_layers_are_merged_while_deltas_are_published(run: Run) -> None:
         assert find_merge(run.out, options) == "step-003"
         # Two versions are published while the merged one is written.
         save_and_publish(3)
-        merged = merge_layers(run.url, run.out, "step-003")
+        merged = merge_layers(run.out, "step-003")
         assert merged.url.endswith("/step-003-002")
         server.refresher.refresh()
         assert client.pull({"item": KEYS}).version.step == 4

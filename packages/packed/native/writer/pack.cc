@@ -87,9 +87,10 @@ void check(const SparringPackedPack& arguments) {
   border::check(arguments.dim >= 1 && arguments.dim <= kMostDim, "dim must be from 1 to 65536",
                 arguments.dim);
   border::check(is_dtype(arguments.dtype), "dtype must be a stored one, 0 to 4", arguments.dtype);
-  border::check(
-      is_dtype(arguments.source_dtype) && arguments.source_dtype != SPARRING_PACKED_INT4,
-      "source_dtype must be one of FLOAT32, FLOAT16, BFLOAT16 and INT8", arguments.source_dtype);
+  border::check((is_dtype(arguments.source_dtype) && arguments.source_dtype != SPARRING_PACKED_INT4) ||
+                    arguments.source_dtype == SPARRING_PACKED_STORED,
+                "source_dtype must be one of FLOAT32, FLOAT16, BFLOAT16, INT8 and STORED",
+                arguments.source_dtype);
   if (arguments.partition_begin < 0 || arguments.partition_begin >= arguments.partition_end ||
       arguments.partition_end > kNumPartitions) {
     refuse("partitions must be a range within [0, 4096); found [" +
@@ -140,6 +141,10 @@ class RowWriter {
   void write(int64_t at, uint8_t* row) {
     const auto* source = static_cast<const uint8_t*>(arguments_.embeddings) +
                          static_cast<uint64_t>(at) * arguments_.source_stride;
+    if (arguments_.source_dtype == SPARRING_PACKED_STORED) {
+      std::memcpy(row, source, row_.size());
+      return;
+    }
     const int64_t dim = arguments_.dim;
     decode_source(arguments_.source_dtype, source, dim, values_.data());
     const bool is_copied = arguments_.dtype == arguments_.source_dtype;

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ServingTable,
         read_manifest,
     )
+    from sparring_packed.merging import merge
     from sparring_packed.model_files import decode_parameters, encode_parameters
     from sparring_packed.options import PackedOptions
     from sparring_packed.programs import (
@@ -40,22 +41,25 @@ if TYPE_CHECKING:
         open,  # noqa: A004 - used as sparring_packed.open
     )
     from sparring_packed.top_k_search import TopK, TopKSearch, top_k
+    from sparring_packed.version_files import ComputedTable, WriteOptions, WriteResult
     from sparring_packed.warm_up import WarmUp, WarmUpResult
-    from sparring_packed.writer import ComputedTable, WriteOptions, WriteResult, write
+    from sparring_packed.writer import write
 
 _HOMES = {
     "sparring_packed.faiss_index": "FaissIndex",
     "sparring_packed.gate": "Gate read_gate write_gate",
     "sparring_packed.library": "include_path library_path set_simd_level simd_level widen_rows",
     "sparring_packed.manifest": "ModelFile ServingFile ServingManifest ServingTable read_manifest",
+    "sparring_packed.merging": "merge",
     "sparring_packed.model_files": "decode_parameters encode_parameters",
     "sparring_packed.options": "PackedOptions",
     "sparring_packed.programs": "Program ProgramLibrary new_bundle program_binding",
     "sparring_packed.storage": "PackedStorage",
     "sparring_packed.tables": "PackedTable PackedTables PackedVersion PullResult open",
     "sparring_packed.top_k_search": "TopK TopKSearch top_k",
+    "sparring_packed.version_files": "ComputedTable WriteOptions WriteResult",
     "sparring_packed.warm_up": "WarmUp WarmUpResult",
-    "sparring_packed.writer": "ComputedTable WriteOptions WriteResult write",
+    "sparring_packed.writer": "write",
 }
 
 __all__ = [
@@ -84,6 +88,7 @@ __all__ = [
     "encode_parameters",
     "include_path",
     "library_path",
+    "merge",
     "new_bundle",
     "open",
     "program_binding",

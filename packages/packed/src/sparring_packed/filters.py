@@ -6,26 +6,28 @@ import os
 
 from sparring.adapter import BloomFilter, locate, reading
 from sparring.errors import InvalidArgumentError, SnapshotDamagedError
-from sparring_packed.manifest import read_manifest, text_hash
+from sparring_packed.manifest import ServingManifest, read_manifest, text_hash
 
 __all__ = ["read_filter"]
 
 
-def read_filter(url: str | os.PathLike[str], table: str, kind: str) -> BloomFilter | None:
+def read_filter(
+    url: str | os.PathLike[str], table: str, kind: str, manifest: ServingManifest | None = None
+) -> BloomFilter | None:
     """Reads and verifies a filter. Returns None if the snapshot has no filter of this kind.
 
     Args:
         url: URL of the serving snapshot.
         table: name of the table.
         kind: ``existing`` or ``changed``.
+        manifest: its manifest, if it was read before.
 
     Raises:
         SnapshotDamagedError: the filter is damaged.
         SnapshotIOError: the file system failed.
     """
-    entries = [
-        entry for entry in read_manifest(url).files if (entry.table, entry.kind) == (table, kind)
-    ]
+    files = (manifest or read_manifest(url)).files
+    entries = [entry for entry in files if (entry.table, entry.kind) == (table, kind)]
     if not entries:
         return None
     entry = entries[0]

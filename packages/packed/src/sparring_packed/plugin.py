@@ -72,7 +72,8 @@ def _found(table: TableConfig, options: PackedOptions) -> TableConfig | None:
 
 
 def _quantized(snapshot_url: str, folder: str, dtypes: Mapping[str, str]) -> Mapping[str, Any]:
-    from sparring_packed.writer import WriteOptions, write
+    from sparring_packed.version_files import WriteOptions
+    from sparring_packed.writer import write
 
     url = f"{folder}/quantized"
     write(snapshot_url, url, quantize=dtypes, options=WriteOptions(filter_rate=None))

@@ -156,8 +156,7 @@ class ScannedRows:
 
     ids: Keys
     """``(n,)``"""
-    rows: Floats
-    """``(n, dim)`` float32"""
+    rows: Stored
     cursor: tuple[int, int] | None
     """Start of the next chunk, or None after the last chunk."""
 
@@ -415,25 +414,37 @@ class PackedTables(Closable):
         return sums
 
     def scan(
-        self, table: str, chunk_rows: int = 65_536, *, version: str | None = None
-    ) -> Iterator[tuple[Keys, Floats]]:
-        """Yields all rows of a table in one version: ``(n,)`` ids and ``(n, dim)`` float32.
+        self,
+        table: str,
+        chunk_rows: int = 65_536,
+        *,
+        dtype: RowDtype = "fp32",
+        version: str | None = None,
+    ) -> Iterator[tuple[Keys, Stored]]:
+        """Yields all rows of a table in one version: ``(n,)`` ids and their rows.
 
         Args:
             table: name of the table.
             chunk_rows: maximum number of rows per chunk.
+            dtype: see `pull`.
             version: see `pull`. It must be kept until the end of the scan.
         """
         pinned = self.version.hash if version is None else version
         cursor: tuple[int, int] | None = (0, 0)
         while cursor is not None:
-            chunk = self.scan_chunk(table, cursor, chunk_rows, version=pinned)
+            chunk = self.scan_chunk(table, cursor, chunk_rows, dtype=dtype, version=pinned)
             cursor = chunk.cursor
             if len(chunk.ids):
                 yield chunk.ids, chunk.rows
 
     def scan_chunk(
-        self, table: str, cursor: tuple[int, int], chunk_rows: int, *, version: str
+        self,
+        table: str,
+        cursor: tuple[int, int],
+        chunk_rows: int,
+        *,
+        dtype: RowDtype = "fp32",
+        version: str,
     ) -> ScannedRows:
         """Returns the next chunk of rows of a table in one version.
 
@@ -441,18 +452,24 @@ class PackedTables(Closable):
             table: name of the table.
             cursor: the cursor of the previous chunk, or ``(0, 0)`` for the first chunk.
             chunk_rows: maximum number of rows.
+            dtype: see `pull`.
             version: see `pull`.
 
         Raises:
             InvalidArgumentError: the version is no longer kept, or `cursor` is invalid.
             UnknownTableError, SnapshotDamagedError, ClosedError: see `lookup`.
         """
-        number = self._number(table)
+        number, code = self._number(table), _choice("dtype", dtype, _ROW_DTYPES)
         ids = np.empty(chunk_rows, np.int64)
-        rows = np.empty((chunk_rows, self._tables[number].dim), np.float32)
+        of_table = self._tables[number]
+        if code == native.STORED:
+            rows: Stored = np.empty((chunk_rows, of_table.row_bytes), np.uint8)
+        else:
+            rows = np.empty((chunk_rows, of_table.dim), np.float32)
         arguments = native.Scan(
             version=version.encode(),
             table=number,
+            dtype=code,
             capacity=chunk_rows,
             ids=ids.ctypes.data,
             rows=rows.ctypes.data,

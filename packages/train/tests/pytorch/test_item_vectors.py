@@ -15,6 +15,7 @@ import sparring_packed
 from sparring import list_snapshots, open_snapshot
 from sparring_cli.application import main
 from sparring_serve import LookupClient, ServingConfig, open_server
+from sparring_train.recommend import served_vectors
 
 CONFIG = """
 threads: 1
@@ -51,6 +52,13 @@ def test_each_version_contains_the_vectors_of_its_items(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    reads: list[str] = []
+    read_config = served_vectors._read_config
+    monkeypatch.setattr(
+        served_vectors,
+        "_read_config",
+        lambda snapshot, manager: reads.append(snapshot.url) or read_config(snapshot, manager),
+    )
     random = np.random.default_rng(3)
     lines = [f"{user},{item}" for user, item in random.integers(0, 30, (48, 2))]
     Path("visits.csv").write_text("\n".join(["user,item", *lines]) + "\n")
@@ -66,6 +74,7 @@ def test_each_version_contains_the_vectors_of_its_items(
     assert sparring_packed.read_manifest(second).base is not None
     after = check_version(second)
     assert not np.isin(before, after).all()
+    assert len(reads) == 1, "parsing a configuration takes longer than converting a delta"
     config = ServingConfig(snapshots="served")
     with (
         open_server(config, address="127.0.0.1:0") as server,

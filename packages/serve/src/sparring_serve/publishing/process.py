@@ -6,8 +6,8 @@ The first line of standard input is a `PublishSettings`, and each further line a
 Each order is answered by one line on standard output: a `PublishAnswer`. The process ends at the end of
 standard input.
 
-Full serving snapshots are written by a thread, because each of them reads the whole chain of the run's
-snapshots. Deltas on the previous one are published meanwhile.
+Full serving snapshots are written by a thread, because each of them contains all rows. Deltas on the
+previous one are published meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sparring import make_plugin_manager
-from sparring.adapter import locate
 from sparring.errors import SparringError
 from sparring_serve.config import ClientConfig
 from sparring_serve.publishing.model_files import find_model_reader
@@ -131,7 +130,7 @@ class _Process:
         if published is None:
             return PublishAnswer("unchanged")
         failed = {} if self._notifier is None else self._notifier.notify()
-        self._start_merging(order.snapshot, options)
+        self._start_merging(options)
         return PublishAnswer(
             "published",
             url=published.written.url,
@@ -141,7 +140,7 @@ class _Process:
             not_notified=failed,
         )
 
-    def _start_merging(self, snapshot: str, options: PublisherOptions) -> None:
+    def _start_merging(self, options: PublisherOptions) -> None:
         """Starts to write a full serving snapshot, if one is due and none is being written."""
         if not options.merges_separately or (
             self._merging is not None and self._merging.is_alive()
@@ -149,15 +148,14 @@ class _Process:
             return
         name = find_merge(self._settings.output, options)
         if name is not None:
-            self._merging = threading.Thread(target=self._merge, args=(snapshot, name))
+            self._merging = threading.Thread(target=self._merge, args=(name,))
             self._merging.start()
 
-    def _merge(self, snapshot: str, name: str) -> None:
+    def _merge(self, name: str) -> None:
         try:
-            run = locate(snapshot)[0].url
-            merge_layers(run, self._settings.output, name, self._read_model)
+            merge_layers(self._settings.output, name)
         except Exception as error:
-            # For example, the run has removed the snapshot meanwhile. A later version tries again.
+            # For example, the disk is full. A later version tries again.
             logging.warning("writing a full version of %s failed: %s", name, error)
 
 

@@ -218,35 +218,20 @@ def find_merge(out_url: str | os.PathLike[str], options: PublisherOptions) -> st
     return name
 
 
-def merge_layers(
-    run_url: str | os.PathLike[str],
-    out_url: str | os.PathLike[str],
-    name: str,
-    read_model: ReadModel | None = None,
-) -> sparring_packed.WriteResult:
+def merge_layers(out_url: str | os.PathLike[str], name: str) -> sparring_packed.WriteResult:
     """Writes a full serving snapshot next to a delta, with the same rows and data types. It becomes the
     base of the next delta, which contains all changes since then.
 
     Args:
-        run_url: URL of the folder of the snapshots from which the delta was written.
         out_url: URL of the folder of serving snapshots.
         name: Name of the delta.
-        read_model: See `publish_newest`.
 
     Raises:
-        SnapshotError: The snapshot of the delta was removed, or is damaged.
+        SnapshotError: A serving snapshot of the chain was removed, or is damaged.
     """
     out = os.fspath(out_url).rstrip("/")
-    manifest = sparring_packed.read_manifest(f"{out}/{name}")
-    snapshot = open_snapshot(f"{os.fspath(run_url).rstrip('/')}/{manifest.source.name}")
-    options = WriteOptions() if read_model is None else read_model(snapshot)
-    tables = {*snapshot.tables, *options.computed}
-    return sparring_packed.write(
-        snapshot.url,
-        f"{out}/{_next_name(snapshot.name, name)}",
-        quantize={each.name: each.dtype for each in manifest.tables if each.name in tables},
-        options=options,
-    )
+    source = sparring_packed.read_manifest(f"{out}/{name}").source.name
+    return sparring_packed.merge(f"{out}/{name}", f"{out}/{_next_name(source, name)}")
 
 
 def pin(out_url: str | os.PathLike[str], name: str) -> sparring_packed.Gate:

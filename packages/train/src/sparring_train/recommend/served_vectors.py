@@ -17,6 +17,7 @@ from sparring_train.config.run import RunConfig
 from sparring_train.hookspecs import SavedModel
 from sparring_train.loop.item_catalog import with_features
 from sparring_train.registered_kinds import find_trainer, trainer_names
+from sparring_train.run.history import SAVED
 from sparring_train.run.same_run import ORIGINS, RUN
 from sparring_train.run.saved_run import read_model_config, read_run_config
 
@@ -85,8 +86,9 @@ def _find_config(snapshot: Snapshot, manager: PluginManager) -> RunConfig | None
     if framework is None or RUN not in names:
         return None
     origins = snapshot.state(ORIGINS).values if ORIGINS in names else None
-    key = json.dumps([framework, snapshot.state(RUN).values, origins])
-    with _lock:  # Another thread merges versions.
+    sections = {name: each for name, each in snapshot.state(RUN).values.items() if name != SAVED}
+    key = json.dumps([framework, sections, origins])
+    with _lock:
         if key not in _configs:
             # Parsing the configuration takes longer than converting a delta.
             found = _read_config(snapshot, manager)

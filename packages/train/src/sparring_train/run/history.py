@@ -15,6 +15,7 @@ from sparring_train.config.sections.snapshots import SnapshotsConfig
 from sparring_train.run.same_run import RUN
 
 __all__ = [
+    "SAVED",
     "History",
     "describe_version",
     "find_version",
@@ -24,7 +25,7 @@ __all__ = [
     "read_time",
 ]
 
-_SAVED = "saved"
+SAVED = "saved"
 """Key in the state `RUN`: the time of the save, and the name of the snapshot before it."""
 
 _DAY_SECONDS = 86_400.0
@@ -90,7 +91,7 @@ def describe_version(previous: str | None) -> dict[str, Any]:
     Args:
         previous: name of the snapshot that the run saved or loaded last.
     """
-    return {_SAVED: {"time": time.time(), "previous": previous}}
+    return {SAVED: {"time": time.time(), "previous": previous}}
 
 
 def read_time(snapshot: Snapshot) -> float | None:
@@ -102,7 +103,7 @@ def read_time(snapshot: Snapshot) -> float | None:
 def _read_saved(snapshot: Snapshot) -> dict[str, Any]:
     if RUN not in snapshot.state_names(0):
         return {}
-    found = snapshot.state(RUN).values.get(_SAVED)
+    found = snapshot.state(RUN).values.get(SAVED)
     return found if isinstance(found, dict) else {}
 
 
