@@ -125,6 +125,7 @@ OWNERS = {
 FOREIGN_ARGUMENTS = {
     "activity_regularizer": "keras.layers.Layer",
     "ckpt_path": "lightning.Trainer.fit",
+    "client": "a line of server.token_file",
     "compile": "keras.models.load_model",
     "dtype": "keras.Input",
     "fused": "torch.optim",

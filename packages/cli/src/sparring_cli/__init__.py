@@ -40,7 +40,11 @@ if TYPE_CHECKING:
     from sparring_cli.gpus import Gpu, Gpus, inspect_gpus
     from sparring_cli.hookspecs import InspectorDescriptor
     from sparring_cli.machine import Machine, inspect_machine, list_installed_versions
-    from sparring_cli.metrics.exporter import MetricsExporter, write_metrics_file
+    from sparring_cli.metrics.exporter import (
+        MetricsAccess,
+        MetricsExporter,
+        write_metrics_file,
+    )
     from sparring_cli.metrics.registry import (
         MetricCounter,
         MetricFamily,
@@ -81,7 +85,7 @@ _HOMES = {
     "hookspecs": "InspectorDescriptor",
     "gpus": "Gpu Gpus inspect_gpus",
     "machine": "Machine inspect_machine list_installed_versions",
-    "metrics.exporter": "MetricsExporter write_metrics_file",
+    "metrics.exporter": "MetricsAccess MetricsExporter write_metrics_file",
     "metrics.registry": (
         "MetricCounter MetricFamily MetricGauge MetricHistogram MetricRegistry MetricSample"
     ),
@@ -116,6 +120,7 @@ __all__ = [
     "MetricHistogram",
     "MetricRegistry",
     "MetricSample",
+    "MetricsAccess",
     "MetricsExporter",
     "ParsedText",
     "Location",

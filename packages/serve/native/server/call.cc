@@ -101,9 +101,12 @@ void Call::check_caller() {
   }
   if (method_->role == Role::kNone) return;
   if (environment_.tokens != nullptr) {
-    const std::string token =
+    const Tokens::Caller caller =
         environment_.tokens->check(metadata_of(*context_, "authorization"), method_->role);
-    if (method_->is_audited) caller_ += ", " + token;
+    if (method_->is_audited) caller_ += ", " + caller.text;
+    if (environment_.quotas != nullptr && caller.role != Role::kAdmin) {
+      client_ = &environment_.quotas->admit(caller.client);
+    }
   } else if (method_->role != Role::kPull) {
     check_local(context_->peer(), method_->role);
   }
@@ -176,6 +179,7 @@ void Call::OnReadDone(bool ok) {
 }
 
 void Call::answer() {
+  const Quotas::Charging charging(client_);
   try {
     method_->answer(*this);
   } catch (const StatusError& error) {

@@ -18,6 +18,7 @@
 
 #include "server/limits.h"
 #include "server/lookup_service.h"
+#include "server/quotas.h"
 #include "server/refresher.h"
 #include "server/tokens.h"
 #include "server/work_threads.h"
@@ -44,6 +45,7 @@ struct CallEnvironment {
   LookupService& service;
   Refresher& refresher;
   Tokens* tokens;  // null: everyone may look up, and callers on this machine may do everything
+  Quotas* quotas;  // null: no quotas
   WorkThreads& work;
   CallLane& calls;
   CallLane& probes;
@@ -90,6 +92,7 @@ class Call final : public grpc::ServerGenericBidiReactor {
   const LookupService::Clock::time_point arrived_;
   LookupService::Clock::time_point begin_;
   CallLane* lane_ = nullptr;  // null: the call is not counted
+  Quotas::Client* client_ = nullptr;  // null: the caller has no quota
   std::atomic<int> num_references_{1};  // of gRPC, and of the alarm
   std::unique_ptr<grpc::Alarm> alarm_;
   grpc_call* cancelled_by_alarm_ = nullptr;  // a reference

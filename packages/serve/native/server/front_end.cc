@@ -42,17 +42,21 @@ FrontEnd::FrontEnd(const Settings& settings)
       metrics_(settings.metric_help, settings.bucket_bounds, tables_.served()->names),
       service_(settings, tables_, metrics_),
       tokens_(settings.token_file.empty() ? nullptr : std::make_unique<Tokens>(settings.token_file)),
+      quotas_(settings.calls_per_second > 0 || settings.ids_per_second > 0
+                  ? std::make_unique<Quotas>(settings.calls_per_second, settings.ids_per_second)
+                  : nullptr),
       calls_(kCallsPerThread * settings.threads),
       probes_(kMaxProbes),
       refresher_(std::make_unique<Refresher>(tables_, metrics_, settings.poll_seconds)),
       work_(settings.threads),
-      environment_{service_, *refresher_, tokens_.get(), work_, calls_, probes_},
+      environment_{service_, *refresher_, tokens_.get(), quotas_.get(), work_, calls_, probes_},
       port_(environment_, make_methods(false)),
       health_(environment_, make_methods(true)) {
   if (!tables_.served()->not_fresh.empty()) metrics_.refreshes.add("refused");
   metrics_.set_gauges([this] { return gauges(); });
+  if (quotas_ != nullptr) metrics_.set_clients([this] { return quotas_->uses(); });
   if (settings.metrics_port >= 0) {
-    metrics_port_ = std::make_unique<MetricsPort>(metrics_, settings.host, settings.metrics_port);
+    metrics_port_ = std::make_unique<MetricsPort>(metrics_, settings);
     log(LogLevel::kInfo, "metrics are on " + address_of(settings.host, metrics_port_->port()));
   }
   if (settings.health_port >= 0) {

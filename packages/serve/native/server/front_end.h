@@ -50,6 +50,7 @@ class FrontEnd {
   Metrics metrics_;
   LookupService service_;
   std::unique_ptr<Tokens> tokens_;
+  std::unique_ptr<Quotas> quotas_;
   CallLane calls_;
   CallLane probes_;
   std::unique_ptr<Refresher> refresher_;

@@ -116,6 +116,7 @@ Reply Inference::infer(std::string_view content, double remaining_seconds,
   const auto count = [&](StatusCode code) {
     metrics.pulls.note(table_, code);
     metrics.ids += num_ids_;
+    Quotas::charge(num_ids_);
     metrics.found += num_found_;
     metrics.pulls.observe(std::chrono::duration<double>(LookupService::Clock::now() - begin).count());
   };

@@ -124,11 +124,23 @@ std::string Metrics::text() const {
   refreshes.write("refreshes_total", "result", out);
   head("rejected_total", "counter", out);
   rejected.write("rejected_total", "reason", out);
+  const auto clients = read_clients_();
+  head("client_calls_total", "counter", out);
+  for (const ClientUse& each : clients) {
+    const std::string client = label("client", each.client) + ",";
+    sample("client_calls_total", client + label("result", "admitted"), static_cast<double>(each.admitted), out);
+    sample("client_calls_total", client + label("result", "rejected"), static_cast<double>(each.rejected), out);
+  }
+  head("client_ids_total", "counter", out);
+  for (const ClientUse& each : clients) {
+    sample("client_ids_total", label("client", each.client), static_cast<double>(each.ids), out);
+  }
   head("logged_total", "counter", out);
   logged.write("logged_total", "result", out);
   // This server has no backend that could fail, and no replicas to switch to.
   head("degraded_rows_total", "counter", out);
   total("failovers_total", 0, out);
+  head("saves_total", "counter", out);
   for (const auto& [name, value] : read_gauges_()) {
     head(name, "gauge", out);
     sample(name, "", value, out);

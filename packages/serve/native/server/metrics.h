@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/quotas.h"
 #include "wire/status_error.h"
 
 namespace sparring::serve {
@@ -89,6 +90,9 @@ class Metrics {
   using Gauges = std::vector<std::pair<std::string, double>>;
   void set_gauges(std::function<Gauges()> read) { read_gauges_ = std::move(read); }
 
+  // Sets the function that returns the use of clients with a quota; before the first call of `text`.
+  void set_clients(std::function<std::vector<ClientUse>()> read) { read_clients_ = std::move(read); }
+
   // Returns all metrics in the text format of Prometheus.
   std::string text() const;
 
@@ -98,6 +102,7 @@ class Metrics {
 
   std::map<std::string, std::string> help_;
   std::function<Gauges()> read_gauges_;
+  std::function<std::vector<ClientUse>()> read_clients_ = [] { return std::vector<ClientUse>(); };
 };
 
 // Returns the result of `answer`. Calls `count` with the status of the call, also if `answer` throws, and

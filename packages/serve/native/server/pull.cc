@@ -101,6 +101,7 @@ void Pull::count(StatusCode code, LookupService::Clock::time_point begin) {
   }
   if (has_unknown) metrics.pulls.note(-1, code);
   metrics.ids += num_ids_;
+  Quotas::charge(num_ids_);
   metrics.found += num_found_;
   metrics.pulls.observe(std::chrono::duration<double>(LookupService::Clock::now() - begin).count());
 }

@@ -31,6 +31,10 @@ struct Settings {
   std::string host;
   int port = 0;
   int metrics_port = -1;  // -1: none
+  std::string metrics_token_file;  // empty: no token
+  bool metrics_tls = false;        // with the certificate of the server
+  double calls_per_second = 0;     // quota of a client; 0: none
+  double ids_per_second = 0;
   int health_port = -1;   // -1: none
   int threads = 4;        // threads of large calls; the maximum number of calls is 16 per thread
   double drain_seconds = 10;

@@ -18,16 +18,18 @@ constexpr size_t kMaxToken = 4096;
 
 constexpr const char* kRoles[] = {"", "pull", "push", "admin"};
 
-// Compares in a time that depends only on the lengths.
-bool are_equal(std::string_view a, std::string_view b) {
-  if (a.size() != b.size()) return false;
-  unsigned char differing = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    differing = static_cast<unsigned char>(differing | (a[i] ^ b[i]));
-  }
-  // The compiler must not end the loop early.
-  asm volatile("" : "+r"(differing));
-  return differing == 0;
+constexpr std::string_view kClient = "client=";
+constexpr size_t kMaxClient = 64;
+
+// Returns the name in `client=NAME`; empty if it has another form.
+std::string client_of(std::string_view word) {
+  if (!word.starts_with(kClient)) return "";
+  word.remove_prefix(kClient.size());
+  const bool is_valid = word.size() <= kMaxClient && std::all_of(word.begin(), word.end(), [](char each) {
+                          return std::isalnum(static_cast<unsigned char>(each)) != 0 || each == '_' ||
+                                 each == '.' || each == '-';
+                        });
+  return is_valid ? std::string(word) : "";
 }
 
 bool is_bearer(std::string_view scheme) {
@@ -57,6 +59,17 @@ bool is_local(std::string peer) {
 
 }  // namespace
 
+bool are_equal(std::string_view a, std::string_view b) {
+  if (a.size() != b.size()) return false;
+  unsigned char differing = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    differing = static_cast<unsigned char>(differing | (a[i] ^ b[i]));
+  }
+  // The compiler must not end the loop early.
+  asm volatile("" : "+r"(differing));
+  return differing == 0;
+}
+
 void check_local(const std::string& peer, Role role) {
   if (is_local(peer)) return;
   throw StatusError(
@@ -83,14 +96,17 @@ std::vector<Token> parse_tokens(const std::string& path, const std::string& cont
     for (std::string word; parts >> word;) words.push_back(word);
     if (words.empty() || words[0].starts_with("#")) continue;
     const auto* const role = std::find(std::begin(kRoles) + 1, std::end(kRoles), words[0]);
-    if (words.size() != 2 || role == std::end(kRoles) || words[1].size() < kMinToken ||
-        words[1].size() > kMaxToken) {
+    const std::string client = words.size() == 3 ? client_of(words[2]) : "";
+    if (words.size() != (client.empty() ? 2 : 3) || role == std::end(kRoles) ||
+        words[1].size() < kMinToken || words[1].size() > kMaxToken) {
       throw std::runtime_error(path + ":" + std::to_string(number) +
                                ": must be a role (pull, push or admin), a blank, and a token of 16 to "
-                               "4,096 characters");
+                               "4,096 characters; and optionally a blank and client=NAME, with a name of 1 "
+                               "to 64 letters, digits, '_', '.' or '-'");
     }
     std::erase_if(tokens, [&](const Token& each) { return each.text == words[1]; });
-    tokens.push_back({words[1], static_cast<Role>(role - std::begin(kRoles)), number});
+    tokens.push_back({words[1], static_cast<Role>(role - std::begin(kRoles)), number,
+                      client.empty() ? "line-" + std::to_string(number) : client});
   }
   if (tokens.empty() || tokens.size() > kMaxTokens) {
     throw std::runtime_error(path + ": has " + with_commas(static_cast<int64_t>(tokens.size())) +
@@ -101,7 +117,7 @@ std::vector<Token> parse_tokens(const std::string& path, const std::string& cont
   return tokens;
 }
 
-std::string Tokens::check(std::string_view authorization, Role role) {
+Tokens::Caller Tokens::check(std::string_view authorization, Role role) {
   const size_t blank = authorization.find(' ');
   const std::string_view scheme = authorization.substr(0, blank);
   const std::string_view given =
@@ -126,7 +142,7 @@ std::string Tokens::check(std::string_view authorization, Role role) {
                           "; use another token",
                       "role");
   }
-  return has + " token of line " + std::to_string(found->line);
+  return {found->role, found->client, has + " token of line " + std::to_string(found->line)};
 }
 
 }  // namespace sparring::serve

@@ -21,10 +21,15 @@ struct Token {
   std::string text;
   Role role;
   int line;
+  std::string client;  // name of the owner, or line- and the line
 };
 
-// Parses a file of tokens: a line per token, with the role, a space and the token. Lines that start with
-// # are ignored. Throws std::runtime_error; the message contains no token.
+// Compares texts in a time that depends only on their lengths.
+bool are_equal(std::string_view a, std::string_view b);
+
+// Parses a file of tokens: a line per token, with the role, a space, the token, and optionally a space and
+// client= with the name of the owner. Lines that start with # are ignored. Throws std::runtime_error; the
+// message contains no token.
 std::vector<Token> parse_tokens(const std::string& path, const std::string& content);
 
 class Tokens {
@@ -33,9 +38,14 @@ class Tokens {
   explicit Tokens(const std::string& path)
       : file_(path, [path](const std::string& content) { return parse_tokens(path, content); }) {}
 
-  // Checks the value of the metadata `authorization`. Returns the role of the token and its line, for the
-  // audit log. Throws StatusError.
-  std::string check(std::string_view authorization, Role role);
+  struct Caller {
+    Role role;
+    std::string client;
+    std::string text;  // role and line of the token, for the audit log
+  };
+
+  // Checks the value of the metadata `authorization`. Throws StatusError.
+  Caller check(std::string_view authorization, Role role);
 
  private:
   WatchedFile<std::vector<Token>> file_;

@@ -37,9 +37,12 @@ void tokens_have_a_role_and_a_line() {
   const std::string pull(16, 'p');
   const auto tokens = parse_tokens("file", "# who\n\npull " + pull + "\nadmin " + std::string(16, 'a'));
   CHECK(tokens.size() == 2 && tokens[0].role == Role::kPull && tokens[0].text == pull);
-  CHECK(tokens[1].role == Role::kAdmin && tokens[1].line == 4);
+  CHECK(tokens[1].role == Role::kAdmin && tokens[1].line == 4 && tokens[1].client == "line-4");
+  CHECK(parse_tokens("file", "pull " + pull + " client=ads.v2-a_1")[0].client == "ads.v2-a_1");
   for (const std::string& wrong : {std::string(), "root " + pull, std::string("pull short"),
-                                   "pull " + pull + " more", "pull " + std::string(4097, 'p'),
+                                   "pull " + pull + " more", "pull " + pull + " client=",
+                                   "pull " + pull + " client=a/b", "pull " + pull + " client=a b",
+                                   "pull " + std::string(4097, 'p'),
                                    "pull " + pull + "\xc3\xa4"}) {
     CHECK_THROWS(parse_tokens("file", wrong), std::runtime_error);
   }

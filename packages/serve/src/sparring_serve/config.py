@@ -20,6 +20,7 @@ __all__ = [
     "RENAMED_KEYS",
     "ClientConfig",
     "LogConfig",
+    "QuotaConfig",
     "ServerConfig",
     "ServingConfig",
     "TlsFiles",
@@ -99,6 +100,22 @@ class LogConfig(DocumentModel):
     )
 
 
+class QuotaConfig(DocumentModel):
+    """Maximum rates of each client. A client is the owner of a token of `server.token_file`, or of all
+    tokens with the same `client=NAME` there; tokens of the role `admin` have no quota."""
+
+    calls_per_second: Annotated[float, Field(gt=0, le=1e9)] | None = Field(
+        None,
+        description="Maximum mean number of calls per second; further calls are rejected with "
+        "RESOURCE_EXHAUSTED. Each worker of the server in Python counts its own calls.",
+    )
+    ids_per_second: Annotated[float, Field(gt=0, le=1e12)] | None = Field(
+        None,
+        description="Maximum mean number of ids per second, in pulls and pushes. After a call with more "
+        "ids, the next calls are rejected until the mean is reached.",
+    )
+
+
 class ServerConfig(DocumentModel):
     """Settings of a server."""
 
@@ -170,6 +187,15 @@ class ServerConfig(DocumentModel):
     metrics_port: Annotated[int, Field(ge=0, lt=1 << 16)] | None = Field(
         None, description="Port of the metrics for Prometheus, on the same host; null: no metrics."
     )
+    metrics_token_file: Path | None = Field(
+        None,
+        description="File whose first line is the token that Prometheus must send to `metrics_port` "
+        "(`authorization: {credentials_file: …}`); null: everyone who reaches the port can read it.",
+    )
+    metrics_tls: bool = Field(
+        False,
+        description="`metrics_port` uses TLS, with the certificate of `server.tls`. Clients need none.",
+    )
     health_port: Annotated[int, Field(ge=0, lt=1 << 16)] | None = Field(
         None,
         description="Port of health checks in plain text, on the same host, for probes that cannot "
@@ -191,11 +217,35 @@ class ServerConfig(DocumentModel):
         None,
         description="File with a line per token: role (pull, push or admin), space, token. null: "
         "lookups are accepted from all addresses, and all other calls from loopback "
-        "addresses only.",
+        "addresses only. `client=NAME` after a token names its client.",
     )
+    quota: QuotaConfig = QuotaConfig()
     insecure: bool = Field(
         False, description="Allows plain text if other machines can reach the port."
     )
+
+    @property
+    def has_quota(self) -> bool:
+        return (self.quota.calls_per_second, self.quota.ids_per_second) != (None, None)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ServerConfig:
+        if self.has_quota and self.token_file is None:
+            raise ValueError(
+                "quota needs token_file, because clients are distinguished by their tokens; set "
+                "server.token_file, or remove server.quota"
+            )
+        if self.metrics_port is None and (self.metrics_tls or self.metrics_token_file is not None):
+            raise ValueError(
+                "metrics_tls and metrics_token_file have no effect without metrics_port; set "
+                "server.metrics_port, or remove them"
+            )
+        if self.metrics_tls and self.tls.certificate_file is None:
+            raise ValueError(
+                "metrics_tls needs a certificate; set server.tls.certificate_file and key_file, or "
+                "remove server.metrics_tls"
+            )
+        return self
 
 
 class ClientConfig(DocumentModel):

@@ -25,7 +25,7 @@ from sparring.contracts import (
 from sparring.errors import InvalidArgumentError, SparringError
 from sparring_cli import DocumentModel
 
-__all__ = ["ParametersConfig", "StorageDeclaration", "TableDeclaration"]
+__all__ = ["ParametersConfig", "ScheduledSaveConfig", "StorageDeclaration", "TableDeclaration"]
 
 
 class StorageDeclaration(DocumentModel):
@@ -105,6 +105,32 @@ class TableDeclaration(DocumentModel):
         return StorageChoice(self.storage.backend, self.storage.options)
 
 
+class ScheduledSaveConfig(DocumentModel):
+    """Saves that the service makes itself, in the first of `parameters.folders`. A client can also save
+    at any time."""
+
+    every_seconds: Annotated[float, Field(gt=0, le=31_536_000)] | None = Field(
+        None,
+        description="Interval at which the first shard saves all shards, unless nothing was pushed since "
+        "the last scheduled save; null: only clients save. A failed save is logged and counted, and the "
+        "next one is attempted at the next interval.",
+    )
+    keep: Annotated[int, Field(ge=2, le=1_000_000)] = Field(
+        3,
+        description="Number of snapshots to keep in the folder. Only older scheduled ones are removed, "
+        "whose names end with `.scheduled`.",
+    )
+
+    @model_validator(mode="after")
+    def _is_scheduled(self) -> ScheduledSaveConfig:
+        if self.every_seconds is None and "keep" in self.model_fields_set:
+            raise ValueError(
+                "keep has no effect without every_seconds, because no save is scheduled; set "
+                "every_seconds, or remove keep"
+            )
+        return self
+
+
 class ParametersConfig(DocumentModel):
     """Trainable tables, and the folders of their snapshots."""
 
@@ -162,6 +188,7 @@ class ParametersConfig(DocumentModel):
         description="Maximum time of a save, a load or a flush. Shards wait for each other for at "
         "most this time.",
     )
+    save: ScheduledSaveConfig = ScheduledSaveConfig()
 
     @field_validator("tables")
     @classmethod

@@ -104,6 +104,7 @@ def infer(
     finally:
         seconds = time.perf_counter() - begin
         service.metrics.note_pull([table], code, (num_ids, num_found), seconds)
+        service.charge(num_ids)
 
 
 def read_infer_ids(content: Buffer) -> tuple[str, dict[str, Ids]]:

@@ -32,6 +32,8 @@ HELP = {
     "mapped_bytes": "Bytes of mapped files of the newest version",
     "bytes_in_flight": "Bytes of requests and replies of calls in progress",
     "rejected_total": "Calls that were rejected, by reason",
+    "client_calls_total": "Calls of clients with a quota, by client and result: admitted or rejected",
+    "client_ids_total": "Ids that clients with a quota requested or pushed, by client",
     "logged_total": "Requests in the sample of the log, by result: queued or dropped",
     "degraded_rows_total": "Rows of a client that no replica returned, by reason and replacement",
     "pushed_steps": "Pushes that this shard has applied",
@@ -40,6 +42,8 @@ HELP = {
     "push_log_bytes": "Bytes of the push log of this shard",
     "push_log_gap": "1 while pushes are not logged, because the log is full or cannot resume",
     "pushes_lost": "1 if acknowledged pushes may be missing, until a load or an accepted loss",
+    "saves_total": "Scheduled saves of this service, by result: saved, skipped or failed",
+    "save_age_seconds": "Time since the last scheduled save that did not fail",
     "rows_updated": "Rows that pushes changed since the server started or loaded",
     "gradients_not_admitted": "Gradients of keys without a row that were not admitted",
     "cache_hits": "Ids found in the caches of the backend, each counted once per call",
@@ -83,9 +87,12 @@ class ServingMetrics:
         self._ids, self._found = counter("ids_total"), counter("found_total")
         self._refreshes = counter("refreshes_total", "result")
         self._rejected = counter("rejected_total", "reason")
+        self._client_calls = counter("client_calls_total", "client", "result")
+        self._client_ids = counter("client_ids_total", "client")
         self._logged = counter("logged_total", "result")
         self._degraded = counter("degraded_rows_total", "reason", "given")
         self._failovers = counter("failovers_total")
+        self._saves = counter("saves_total", "result")
         self._gauges: list[Callable[[], Mapping[str, float]]] = []
         self.registry.add_source(self._read_gauges)
 
@@ -127,6 +134,24 @@ class ServingMetrics:
         """
         self._rejected.add(reason=reason)
 
+    def count_client_call(self, client: str, *, is_admitted: bool) -> None:
+        """Counts a call of a client with a quota.
+
+        Args:
+            client: Name of the client.
+            is_admitted: Whether its quota was not used up.
+        """
+        self._client_calls.add(client=client, result="admitted" if is_admitted else "rejected")
+
+    def count_client_ids(self, client: str, num_ids: int) -> None:
+        """Counts ids of a call of a client with a quota.
+
+        Args:
+            client: Name of the client.
+            num_ids: Number of ids.
+        """
+        self._client_ids.add(num_ids, client=client)
+
     def count_logged(self, result: str) -> None:
         """Counts a request that was selected for the log.
 
@@ -142,6 +167,14 @@ class ServingMetrics:
             result: ``taken``, ``unchanged`` or ``refused``.
         """
         self._refreshes.add(result=result)
+
+    def count_save(self, result: str) -> None:
+        """Counts a scheduled save.
+
+        Args:
+            result: ``saved``, ``skipped`` or ``failed``.
+        """
+        self._saves.add(result=result)
 
     def count_degraded(self, num_rows: int, reason: str, given: str) -> None:
         """Counts rows that no replica returned.

@@ -16,9 +16,17 @@ from pydantic_core import PydanticUndefined
 from sparring import Expiry
 from sparring.contracts import Admission, Initializer
 from sparring_serve.backend_tables import BackendTableDeclaration
-from sparring_serve.config import ClientConfig, LogConfig, ServerConfig, ServingConfig, TlsFiles
+from sparring_serve.config import (
+    ClientConfig,
+    LogConfig,
+    QuotaConfig,
+    ServerConfig,
+    ServingConfig,
+    TlsFiles,
+)
 from sparring_serve.declaration import (
     ParametersConfig,
+    ScheduledSaveConfig,
     StorageDeclaration,
     TableDeclaration,
 )
@@ -30,9 +38,11 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("tables.NAME", BackendTableDeclaration),
     ("server", ServerConfig),
     ("server.log", LogConfig),
+    ("server.quota", QuotaConfig),
     ("client", ClientConfig),
     ("tls", TlsFiles),
     ("parameters", ParametersConfig),
+    ("parameters.save", ScheduledSaveConfig),
     ("parameters.tables.NAME", TableDeclaration),
     ("parameters.tables.NAME.storage", StorageDeclaration),
 )

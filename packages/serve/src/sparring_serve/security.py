@@ -6,13 +6,14 @@ import hmac
 import re
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from sparring.errors import ConfigError
 from sparring_serve.status import Status, StatusError
 
-__all__ = ["ROLES", "WatchedFile", "Tokens", "check_local", "read_token"]
+__all__ = ["ROLES", "Caller", "WatchedFile", "Tokens", "check_local", "read_token"]
 
 ROLES = ("pull", "push", "admin")
 """Roles of tokens; each role includes the calls of the roles before it.
@@ -23,6 +24,7 @@ gradients and flushes. `admin` adds refreshes, saves and loads.
 
 _MAX_TOKENS = 1000
 _MAX_TOKEN = 4096
+_CLIENT = re.compile(r"client=([A-Za-z0-9_.\-]{1,64})\Z")
 
 _LOCAL_PEER = re.compile(
     r"unix:|ipv4:127\.|ipv6:(\[|%5B)(::1|::ffff:127\.[0-9.]+)(\]|%5D):", re.IGNORECASE
@@ -99,12 +101,33 @@ def _read_stamp(path: Path) -> tuple[int, int, int]:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Owner of a token.
+
+    Args:
+        role: Role that the token grants.
+        line: Line of the token in the file.
+        client: Name of the client, or ``line-`` and the line. Tokens with the same name belong to one
+            client.
+    """
+
+    role: str
+    line: int
+    client: str
+
+    def __str__(self) -> str:
+        """Describes the token, for the audit log."""
+        return f"{self.role} token of line {self.line}"
+
+
 class Tokens:
     """Bearer tokens and the roles that they grant.
 
     Args:
-        path: File with one token per line: the role, a space, the token. Lines that start with ``#``
-            are ignored. The file is read again when it changes.
+        path: File with one token per line: the role, a space, the token, and optionally a space and
+            ``client=`` with the name of the client. Lines that start with ``#`` are ignored. The file is
+            read again when it changes.
 
     Raises:
         ConfigError: The file cannot be read, or a line is invalid; the message contains no token.
@@ -113,11 +136,8 @@ class Tokens:
     def __init__(self, path: Path) -> None:
         self._file = WatchedFile(path, lambda content: _tokens(path, content))
 
-    def check(self, metadata: Mapping[str, str | bytes], role: str) -> str:
-        """Checks the token of a call.
-
-        Returns:
-            The role of the token and its line in the file, for the audit log.
+    def check(self, metadata: Mapping[str, str | bytes], role: str) -> Caller:
+        """Checks the token of a call, and returns its owner.
 
         Raises:
             StatusError: UNAUTHENTICATED if the token is missing or unknown; PERMISSION_DENIED if its
@@ -126,11 +146,11 @@ class Tokens:
         given = metadata.get("authorization", "")
         text = given if isinstance(given, str) else ""
         scheme, _, token = text.partition(" ")
-        found: tuple[str, int] | None = None
+        found: Caller | None = None
         # Compare all tokens in constant time, so that the duration reveals nothing about them.
-        for known, of_role in self._file.value.items():
+        for known, caller in self._file.value.items():
             if hmac.compare_digest(known.encode(), token.encode(errors="replace")):
-                found = of_role
+                found = caller
         if scheme.lower() != "bearer" or found is None:
             raise StatusError(
                 Status.UNAUTHENTICATED,
@@ -138,34 +158,40 @@ class Tokens:
                 "server",
                 reason="token",
             )
-        found_role, line = found
-        if ROLES.index(found_role) < ROLES.index(role):
+        if ROLES.index(found.role) < ROLES.index(role):
             raise StatusError(
                 Status.PERMISSION_DENIED,
-                f"this call needs a token of the role {role}, found the role {found_role}; use "
+                f"this call needs a token of the role {role}, found the role {found.role}; use "
                 "another token",
                 reason="role",
             )
-        return f"{found_role} token of line {line}"
+        return found
 
 
-def _tokens(path: Path, content: bytes) -> dict[str, tuple[str, int]]:
-    """Parses a token file: token → role and line."""
+def _tokens(path: Path, content: bytes) -> dict[str, Caller]:
+    """Parses a token file: token → owner."""
     try:
         lines = content.decode("ascii").splitlines()
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: tokens must be ASCII; use letters and digits") from None
-    tokens: dict[str, tuple[str, int]] = {}
+    tokens: dict[str, Caller] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        if len(words) != 2 or words[0] not in ROLES or not 16 <= len(words[1]) <= _MAX_TOKEN:
+        named = _CLIENT.match(words[2]) if len(words) == 3 else None
+        if (
+            len(words) != (2 if named is None else 3)
+            or words[0] not in ROLES
+            or not 16 <= len(words[1]) <= _MAX_TOKEN
+        ):
             raise ConfigError(
                 f"{path}:{number}: must be a role ({', '.join(ROLES[:-1])} or {ROLES[-1]}), a "
-                f"blank, and a token of 16 to {_MAX_TOKEN:,} characters"
+                f"blank, and a token of 16 to {_MAX_TOKEN:,} characters; and optionally a blank and "
+                "client=NAME, with a name of 1 to 64 letters, digits, '_', '.' or '-'"
             )
-        tokens[words[1]] = words[0], number
+        client = f"line-{number}" if named is None else named[1]
+        tokens[words[1]] = Caller(words[0], number, client)
     if not 1 <= len(tokens) <= _MAX_TOKENS:
         fix = "remove unused tokens" if tokens else "add a line such as: pull <token>"
         raise ConfigError(

@@ -15,7 +15,7 @@ import numpy as np
 from sparring.adapter import format_suggestion
 from sparring.contracts import partition
 from sparring.errors import DeadlineError, InvalidArgumentError, StorageIOError, UnsupportedError
-from sparring_serve.limits import Admission, Limits
+from sparring_serve.limits import Admission, Limits, Quotas
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.release import release
 from sparring_serve.request_log import LoggedKind, RequestLog
@@ -75,6 +75,7 @@ class LookupService:
         metrics: Receives the counters.
         parameters: Description of the trainable tables, for servers of the role ``parameters``.
         log: Receives the requests that were answered, if given.
+        quotas: Counts the ids of calls by client, if given.
     """
 
     tables: ServingTables
@@ -84,6 +85,7 @@ class LookupService:
     metrics: ServingMetrics = field(default_factory=ServingMetrics)
     parameters: ParametersMessage = field(default_factory=ParametersMessage)
     log: RequestLog | None = None
+    quotas: Quotas | None = None
     is_draining: bool = False
     clock: Callable[[], float] = time.time
 
@@ -130,6 +132,12 @@ class LookupService:
             counted = {name if name in known else "" for name in names} or ("",)
             seconds = time.perf_counter() - begin
             self.metrics.note_pull(counted, code, (num_ids, num_found), seconds)
+            self.charge(num_ids)
+
+    def charge(self, num_ids: int) -> None:
+        """Counts ids of the client whose call this thread answers, if it has a quota."""
+        if self.quotas is not None:
+            self.quotas.charge(num_ids)
 
     def _pull(
         self, request: PullRequest, asked: list[tuple[str, Ids]], content: Buffer

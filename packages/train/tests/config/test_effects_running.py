@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-import urllib.request
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -25,16 +24,16 @@ from sparring.snapshot.retention import list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
 from sparring_cli.application import main
 from sparring_tiered import ChangeNote
-from sparring_train.metrics_files.prometheus import PrometheusPage
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
-from . import own_classes, publish_effects, stream_effects
+from . import metrics_port_effects, own_classes, publish_effects, stream_effects
 from .config_runs import RATINGS, Effects, Runs, all_keys, is_of_ranking
 from .test_effects import KEYS as ELSEWHERE
 
 EFFECTS = Effects()
 publish_effects.register(EFFECTS)
+metrics_port_effects.register(EFFECTS)
 stream_effects.register_metrics(EFFECTS)
 
 OWN = own_classes.__name__
@@ -439,38 +438,6 @@ def _(runs: Runs) -> None:
     pytest.importorskip("prometheus_client", reason="metrics.format=prometheus needs it")
     runs.ratings("metrics.path=run.prom", "metrics.format=prometheus")
     assert "\nsparring_steps_total" in Path("run.prom").read_text()
-
-
-def last_page(runs: Runs, *overrides: str) -> tuple[str, str]:
-    """Returns the address of a run's metrics, and the page after the run."""
-    pytest.importorskip("prometheus_client", reason="metrics.port needs it")
-    shown: list[tuple[str, str]] = []
-    close = PrometheusPage.close
-
-    def read_and_close(page: PrometheusPage) -> None:
-        host, port = page._exporter._server.server_address[:2]
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://{host}:{port}/metrics", timeout=20) as answer:
-            shown.append((host, answer.read().decode()))
-        close(page)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PrometheusPage, "close", read_and_close)
-        runs.ratings(*overrides)
-    [found] = shown
-    return found
-
-
-@EFFECTS.of("metrics.port")
-def _(runs: Runs) -> None:
-    host, page = last_page(runs, "metrics.port=0")
-    assert host == "127.0.0.1"
-    assert '\nsparring_steps_total{rank="0"} 4.0\n' in page
-
-
-@EFFECTS.of("metrics.host")
-def _(runs: Runs) -> None:
-    assert last_page(runs, "metrics.port=0", "metrics.host=127.0.0.2")[0] == "127.0.0.2"
 
 
 @EFFECTS.of("report.path")

@@ -2,25 +2,115 @@
 
 from __future__ import annotations
 
+import hmac
 import socket
+import ssl
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from sparring.errors import PluginError, StorageIOError
+from sparring.errors import ConfigError, PluginError, StorageIOError
 from sparring_cli.metrics.registry import MetricFamily, MetricRegistry
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
 
-__all__ = ["MetricsExporter", "write_metrics_file"]
+__all__ = ["MetricsAccess", "MetricsExporter", "write_metrics_file"]
 
 _CONNECTION_SECONDS = 10.0
 """Maximum duration of a connection."""
+
+
+_Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsAccess:
+    """Who may read metrics over HTTP. The files are read again for each connection.
+
+    Args:
+        token_file: File whose first line is the token that a request must have
+            (``Authorization: Bearer …``); None accepts all requests.
+        certificate_file: Certificate of the exporter in PEM format, for TLS; None: plain text.
+        key_file: Key of the certificate.
+
+    Examples:
+        >>> from sparring_cli import MetricsAccess
+        >>> MetricsAccess().certificate_file is None
+        True
+    """
+
+    token_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+
+    def check(self, option: str) -> None:
+        """Reads the files once.
+
+        Raises:
+            ConfigError: A file cannot be read or is invalid.
+        """
+        try:
+            if self.token_file is not None:
+                self.token()
+            if self.certificate_file is not None:
+                self.tls()
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{option}: the file of its token or certificate is invalid: {error}; correct the file"
+            ) from error
+
+    def token(self) -> bytes:
+        """Returns the token.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: Its first line is empty.
+        """
+        assert self.token_file is not None
+        found = self.token_file.read_bytes().partition(b"\n")[0].strip()
+        if not found:
+            raise ValueError(f"{self.token_file}: the first line must be the token, found none")
+        return found
+
+    def tls(self) -> ssl.SSLContext:
+        """Returns a context with the certificate.
+
+        Raises:
+            OSError: A file cannot be read, or is no certificate or key.
+        """
+        assert self.certificate_file is not None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate_file, self.key_file)
+        return context
+
+    def protect(self, application: _Application) -> _Application:
+        """Returns an application that rejects requests without the token with status 401."""
+        if self.token_file is None:
+            return application
+
+        def checked(request: dict[str, Any], begin: Callable[..., Any]) -> Iterable[bytes]:
+            try:
+                expected = b"Bearer " + self.token()
+            except (OSError, ValueError):
+                begin("503 Service Unavailable", [("Content-Type", "text/plain")])
+                return [b"the token of this server cannot be read\n"]
+            given = request.get("HTTP_AUTHORIZATION", "").encode("latin-1", "replace")
+            if hmac.compare_digest(given, expected):
+                return application(request, begin)
+            begin(
+                "401 Unauthorized",
+                [("Content-Type", "text/plain"), ("WWW-Authenticate", "Bearer")],
+            )
+            return [b"send the token of this server: Authorization: Bearer ...\n"]
+
+        return checked
 
 
 class MetricsExporter:
@@ -31,20 +121,32 @@ class MetricsExporter:
         host: Address to listen on.
         port: Port to listen on; 0 selects a free port.
         option: Name of the option that specifies the port, for error messages.
+        access: Token and certificate; None: plain text for everyone.
 
     Raises:
+        ConfigError: A file of `access` cannot be read or is invalid.
         PluginError: prometheus-client is not installed.
         StorageIOError: The exporter cannot listen on the port.
     """
 
-    def __init__(self, registry: MetricRegistry, host: str, port: int, option: str) -> None:
+    def __init__(
+        self,
+        registry: MetricRegistry,
+        host: str,
+        port: int,
+        option: str,
+        access: MetricsAccess | None = None,
+    ) -> None:
+        access = access or MetricsAccess()
         collectors = _collectors(registry, option)
+        access.check(option)
         from prometheus_client import make_wsgi_app
 
+        application = access.protect(make_wsgi_app(collectors))
         try:
-            self._server = make_server(
-                host, port, make_wsgi_app(collectors), _server_class(host), _TimedHandler
-            )
+            self._server = make_server(host, port, application, _server_class(host), _TimedHandler)
+            if access.certificate_file is not None:
+                self._server.tls = access.tls
         except OSError as error:
             raise StorageIOError(
                 f"metrics: cannot listen on {host}:{port} ({error.strerror}); choose another {option}"
@@ -64,6 +166,26 @@ class MetricsExporter:
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+    tls: Callable[[], ssl.SSLContext] | None = None
+    """Returns the context of a new connection; None: plain text."""
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accepts a connection. The handshake is made by the thread of the connection."""
+        connection, address = super().get_request()
+        if self.tls is not None:
+            try:
+                connection = self.tls().wrap_socket(
+                    connection, server_side=True, do_handshake_on_connect=False
+                )
+            except OSError:  # The caller of this method continues with the next connection.
+                connection.close()
+                raise
+        return connection, address
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignores a failed handshake, and a client that disconnected."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 class _ServerOfIPv6(_Server):

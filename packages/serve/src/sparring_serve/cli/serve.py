@@ -23,8 +23,9 @@ from sparring_serve.server import native_front_end
 from sparring_serve.server.heap import keep_freed_memory
 from sparring_serve.server.lookup_server import LookupServer, check_access, open_server
 from sparring_serve.service import ShardPosition
+from sparring_serve.tables import file_systems
 
-__all__ = ["EXIT_STUCK", "add_serve"]
+__all__ = ["EXIT_STUCK", "add_serve", "warn_of_remote_files"]
 
 _log = logging.getLogger("sparring_serve")
 
@@ -91,6 +92,8 @@ def serve(
 
         _run(open_parameter_server, read, position, address, 0)
         return
+    if worker is None and not read.tables:
+        warn_of_remote_files(read)
     if worker is None and _uses_native_server(read):
         check_access(read.server, address)
         native_front_end.execute(read, position, address, level)
@@ -98,6 +101,14 @@ def serve(
         options = ["--shard", shard, "--role", role]
         raise typer.Exit(_run_workers(config, given, options, address, _VERBOSITY[level]))
     _run(open_server, read, position, address, worker or 0)
+
+
+def warn_of_remote_files(config: ServingConfig) -> None:
+    """Logs a warning if files would be mapped from a remote file system."""
+    scheme, is_url, path = config.snapshots.partition("://")
+    mapped = config.server.cache if is_url and scheme != "file" else path or config.snapshots
+    if mapped is not None and (warning := file_systems.mapping_warning(mapped)):
+        _log.warning(warning)
 
 
 def _uses_native_server(read: ServingConfig) -> bool:

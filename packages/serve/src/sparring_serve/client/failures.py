@@ -97,6 +97,8 @@ def make_replicas_error(
 
 
 def _advice(reasons: Mapping[str, Outcome]) -> str:
+    if any("has used its quota" in each.message for each in reasons.values()):
+        return "the servers limit the rate of this client"
     if any(each.status == "RESOURCE_EXHAUSTED" for each in reasons.values()):
         return (
             "the servers have too many concurrent calls: increase server.threads or add replicas, send "

@@ -51,6 +51,8 @@ def open_parameter_server(
     def changes(lookups: LookupService) -> ParameterService:
         service = ParameterService(tables, lookups, GrpcTransport(config.client))
         service.resume()
+        if service.scheduled is not None:
+            service.scheduled.start()
         return service
 
     try:

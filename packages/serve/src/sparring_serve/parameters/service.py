@@ -26,6 +26,7 @@ from sparring_serve.parameters.push_failures import PushFailures
 from sparring_serve.parameters.push_log import PushLog
 from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_window import WIDTH, Token, Verdict
+from sparring_serve.parameters.scheduled_saves import ScheduledSaves
 from sparring_serve.parameters.shard import Gradients, ParameterShard
 from sparring_serve.parameters.snapshots import ShardSnapshots
 from sparring_serve.service import LookupService, decode_request, parse_ids
@@ -71,6 +72,11 @@ class ParameterService:
         self._pending: dict[Token, Future[Any]] = {}
         lookups.metrics.add_gauges(self._gauges)
         self._failures = PushFailures(config.max_clients)
+        self.scheduled: ScheduledSaves | None = None
+        if config.save.every_seconds is not None and not shard.position.shard:
+            self.scheduled = ScheduledSaves(
+                config, self._snapshots.save_scheduled, shard.fail_save, lookups.metrics
+            )
 
     def resume(self) -> None:
         """Opens the push log and replays the pushes since the snapshot that the shard started with.
@@ -145,6 +151,7 @@ class ParameterService:
         request: PushRequest = decode_request(PushRequest, content)
         token, wait = _token(request), _wait(request)
         pushed = self._checked(request, wait)
+        self.lookups.charge(sum(len(each.ids) for each in pushed))
         with self._lock:
             future = self._pending.get(token)
             if (was_known := future is not None) is False:
@@ -211,7 +218,9 @@ class ParameterService:
         check(remaining_seconds)
 
     def close(self) -> None:
-        """Applies all waiting pushes and closes the log."""
+        """Cancels a running save, applies all waiting pushes, and closes the log."""
+        if self.scheduled is not None:
+            self.scheduled.close()
         self.queue.close()
         self._transport.close()
         if self._push_log is not None:

@@ -68,6 +68,8 @@ class ShardSnapshots:
         self._shard, self._queue, self._transport = shard, queue, transport
         self._in_order = in_order
         self._one_at_a_time = threading.Lock()
+        self._scheduled: list[int] = []
+        """Steps of all shards at the last scheduled save."""
 
     # -- of all shards
 
@@ -78,15 +80,44 @@ class ShardSnapshots:
         with self._alone(f"save of {request.url or 'all tables'}"):
             if request.url:
                 self._url(request.url)  # reject it before any shard is called
-            self._check_complete(request.accepts_loss)
-            asks = PartRequest(asks=True, accepts_loss=request.accepts_loss)
-            asked = self._ask("SavePart", asks, "save", seconds)
-            step = max([self._shard.steps, *(each.step for each in asked)])
+            step = max(self._ask_steps(request.accepts_loss, seconds))
             url = self._url(request.url or f"step-{step:012d}")
             part = PartRequest(
                 url, token=secrets.token_hex(16), step=step, accepts_loss=request.accepts_loss
             )
             return self._together("SavePart", part, self._save_part, "save", deadline)
+
+    def save_scheduled(self, find_name: Callable[[int], str], seconds: float) -> str | None:
+        """Saves all shards, unless nothing was pushed since the last call that saved.
+
+        Args:
+            find_name: Returns the name of the snapshot of a step.
+            seconds: Time for which shards wait for each other.
+
+        Returns:
+            The URL of the snapshot; None if nothing was pushed.
+
+        Raises:
+            StatusError: The save failed, or another save or load is in progress.
+        """
+        deadline = time.monotonic() + seconds
+        with self._alone("scheduled save"):
+            steps = self._ask_steps(False, seconds)
+            if steps == self._scheduled:
+                return None
+            step = max(steps)
+            url = self._url(find_name(step))
+            part = PartRequest(url, token=secrets.token_hex(16), step=step)
+            self._together("SavePart", part, self._save_part, "save", deadline)
+            self._scheduled = steps
+            return url
+
+    def _ask_steps(self, accepts_loss: bool, seconds: float) -> list[int]:
+        """Returns the number of pushes of each shard, which confirms that it is ready to save."""
+        self._check_complete(accepts_loss)
+        asks = PartRequest(asks=True, accepts_loss=accepts_loss)
+        asked = self._ask("SavePart", asks, "save", seconds)
+        return [self._shard.steps, *(each.step for each in asked)]
 
     def load(self, content: bytes, seconds: float) -> bytes:
         """Answers a SnapshotRequest by loading a snapshot on all shards."""

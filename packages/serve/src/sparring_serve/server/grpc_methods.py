@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -334,7 +335,7 @@ class _Call:
     def _answer(self, messages: Iterator[bytes], context: Any, audit: AuditLine | None) -> bytes:
         method = self.method
         try:
-            self._check_caller(context, audit)
+            client = self._check_caller(context, audit)
             seconds = context.time_remaining()
             if method.check_deadline is not None:
                 method.check_deadline(seconds)
@@ -343,20 +344,29 @@ class _Call:
             raise
         if not method.role:
             return method.answer(self._message(messages, context), context)
-        with self.methods.watch.call(self.arrived, seconds):
+        quotas = self.methods.service.quotas
+        with ExitStack() as stack:
+            stack.enter_context(self.methods.watch.call(self.arrived, seconds))
+            if quotas is not None and client:
+                stack.enter_context(quotas.call(client))
             content = self._message(messages, context)
             if audit is not None:
                 audit.note_request(content)
             return method.answer(content, context)
 
-    def _check_caller(self, context: Any, audit: AuditLine | None) -> None:
+    def _check_caller(self, context: Any, audit: AuditLine | None) -> str:
+        """Returns the name of a client that has a quota; empty if it has none."""
         role, tokens = self.method.role, self.methods.tokens
         if role and tokens is not None:
-            token = tokens.check(dict(context.invocation_metadata()), role)
+            caller = tokens.check(dict(context.invocation_metadata()), role)
             if audit is not None:
-                audit.note_caller(token)
+                audit.note_caller(str(caller))
+            if self.methods.service.quotas is not None and caller.role != "admin":
+                self.methods.service.quotas.admit(caller.client)
+                return caller.client
         elif role not in ("", "pull"):
             check_local(context.peer(), role)
+        return ""
 
     def _message(self, messages: Iterator[bytes], context: Any) -> bytes:
         """Waits for the message of the call, until its deadline.

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from sparring.errors import StorageIOError
-from sparring_cli import MetricsExporter
+from sparring_cli import MetricsAccess, MetricsExporter
 from sparring_serve.config import (
     ServerConfig,
     ServingConfig,
@@ -19,7 +19,7 @@ from sparring_serve.config import (
     is_loopback,
     split_address,
 )
-from sparring_serve.limits import Admission, Limits
+from sparring_serve.limits import Admission, Limits, Quotas
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.request_log import open_request_log
 from sparring_serve.security import Tokens
@@ -88,6 +88,9 @@ class LookupServer:
             self.metrics,
         )
         self.service.log = open_request_log(server.log, self.metrics)
+        if server.has_quota:
+            quota = server.quota
+            self.service.quotas = Quotas(quota.calls_per_second, quota.ids_per_second, self.metrics)
         self.metrics.add_gauges(self._gauges)
         if tables.not_fresh and changes is None:
             self.metrics.count_refresh("refused")
@@ -135,7 +138,15 @@ class LookupServer:
             None
             if server.metrics_port is None
             else MetricsExporter(
-                self.metrics.registry, host, server.metrics_port, "server.metrics_port"
+                self.metrics.registry,
+                host,
+                server.metrics_port,
+                "server.metrics_port",
+                MetricsAccess(
+                    server.metrics_token_file,
+                    server.tls.certificate_file if server.metrics_tls else None,
+                    server.tls.key_file if server.metrics_tls else None,
+                ),
             )
         )
         self.health_port = (

@@ -127,6 +127,10 @@ def _settings(
     yield "host", host
     yield "port", port
     yield "metrics_port", -1 if server.metrics_port is None else server.metrics_port
+    yield "metrics_token_file", server.metrics_token_file or ""
+    yield "metrics_tls", int(server.metrics_tls)
+    yield "calls_per_second", server.quota.calls_per_second or 0
+    yield "ids_per_second", server.quota.ids_per_second or 0
     yield "health_port", -1 if server.health_port is None else server.health_port
     yield "threads", server.threads * server.workers
     yield "drain_seconds", server.drain_seconds

@@ -18,7 +18,7 @@ from sparring_train.config.section import BackendOptions, PositiveFloat, Section
 from sparring_train.config.sections.change_notes import ChangeNotesConfig
 from sparring_train.config.sections.kinds import METRICS, DataSection, ModelSection
 from sparring_train.config.sections.logging import LoggingConfig
-from sparring_train.config.sections.metrics import MetricsConfig, check_slices
+from sparring_train.config.sections.metrics import MetricsConfig, check_port, check_slices
 from sparring_train.config.sections.optimizer import OptimizerConfig
 from sparring_train.config.sections.publish import PublishConfig
 from sparring_train.config.sections.snapshots import SnapshotsConfig
@@ -383,6 +383,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[PydanticCustomError
     (("model", "data"), _check_data),
     (("training", "data"), _check_micro_batches),
     (("training", "data"), _check_epochs),
+    (("metrics",), check_port),
     (("metrics", "data", "model"), check_slices),
     (("training", "model", "data"), _check_validation),
     (("training", "model"), _check_loss),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from sparring import StepContainer
 from sparring.adapter import Coordinator, Trace
 from sparring.errors import SparringError
+from sparring_cli import MetricsAccess
 from sparring_train.config.run import ReportConfig
 from sparring_train.config.sections.metrics import MetricsConfig
 from sparring_train.metrics_files.writer import MetricsWriter
@@ -46,6 +48,12 @@ def metrics_output(
             file_format=chosen.format,
             port=chosen.port,
             host=chosen.host,
+            access=MetricsAccess(
+                *(
+                    None if each is None else Path(each)
+                    for each in (chosen.token_file, chosen.certificate_file, chosen.key_file)
+                )
+            ),
             more=more,
         )
     except SparringError as error:

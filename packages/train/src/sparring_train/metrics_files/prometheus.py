@@ -13,6 +13,7 @@ from typing import Any
 from sparring_cli import (
     MetricFamily,
     MetricRegistry,
+    MetricsAccess,
     MetricSample,
     MetricsExporter,
     write_metrics_file,
@@ -73,15 +74,17 @@ class PrometheusPage:
     Args:
         host: address to listen on.
         port: 0 selects a free one.
+        access: token and certificate; None: plain text for everyone.
 
     Raises:
+        ConfigError: a file of `access` cannot be read or is invalid.
         PluginError: prometheus-client is not installed.
         StorageIOError: listening on the port failed.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, access: MetricsAccess | None = None) -> None:
         self._newest = _Newest()
-        self._exporter = MetricsExporter(self._newest.registry, host, port, "metrics.port")
+        self._exporter = MetricsExporter(self._newest.registry, host, port, "metrics.port", access)
         self.port = self._exporter.port
 
     def write(self, metrics: Mapping[str, Any]) -> None:

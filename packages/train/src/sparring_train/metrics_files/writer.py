@@ -26,6 +26,7 @@ from sparring_train.metrics_files.prometheus import PrometheusFile, PrometheusPa
 if TYPE_CHECKING:
     from sparring import StepContainer
     from sparring.adapter import Task
+    from sparring_cli import MetricsAccess
 
 __all__ = ["MetricsFormat", "MetricsWriter"]
 
@@ -62,6 +63,7 @@ class MetricsWriter(Closable):
         port: port on which Prometheus can scrape the latest metrics; rank r uses ``port + r``, and 0
             selects a free port. None: no port.
         host: address of that port.
+        access: token and certificate of that port; None: plain text for everyone.
         more: returns further sections of metrics; called by the thread that makes steps.
 
     Attributes:
@@ -85,6 +87,7 @@ class MetricsWriter(Closable):
         file_format: MetricsFormat | str = MetricsFormat.JSONL,
         port: int | None = None,
         host: str = "127.0.0.1",
+        access: MetricsAccess | None = None,
         more: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         if not every_seconds > 0:
@@ -121,7 +124,7 @@ class MetricsWriter(Closable):
             self._outputs.append(PrometheusFile(self.path) if is_text else JsonLines(self.path))
         if port is not None:
             own = port + container.collective.rank if port else 0
-            self._page = PrometheusPage(host, own)
+            self._page = PrometheusPage(host, own, access)
             self.port = self._page.port
             self._outputs.append(self._page)
         if not self._outputs:

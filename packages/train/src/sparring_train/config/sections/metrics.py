@@ -15,7 +15,7 @@ from sparring_train.config.sections.columns import Name, Text
 from sparring_train.config.sections.kinds import DataSection, ModelSection
 from sparring_train.config.sections.stream import StreamData
 
-__all__ = ["MetricsConfig", "RowAgeConfig", "check_slices"]
+__all__ = ["MetricsConfig", "RowAgeConfig", "check_port", "check_slices"]
 
 
 class RowAgeConfig(Section):
@@ -50,6 +50,20 @@ class MetricsConfig(Section):
         min_length=1,
         description="Address to listen on. The default is reachable from this machine only.",
     )
+    token_file: LocalPath | None = Field(
+        None,
+        min_length=1,
+        description="File whose first line is the token that Prometheus must send to `port`. Null: "
+        "everyone who reaches the port can read it.",
+    )
+    certificate_file: LocalPath | None = Field(
+        None,
+        min_length=1,
+        description="Certificate of `port` in PEM format, for TLS. Null: plain text.",
+    )
+    key_file: LocalPath | None = Field(
+        None, min_length=1, description="Key of the certificate, without a password."
+    )
     every_seconds: PositiveFloat = Field(
         10.0, description="Minimum time between two writes, except the last one."
     )
@@ -74,6 +88,32 @@ class MetricsConfig(Section):
         description="Also measures windows by the age of rows, as slices of `age of <feature>`. Each "
         "step then reads the rows of this feature once more. Null: not by age.",
     )
+
+
+def check_port(metrics: MetricsConfig) -> Iterator[PydanticCustomError]:
+    """Yields keys of the port that contradict each other.
+
+    Args:
+        metrics: the section `metrics`.
+    """
+    access = {
+        name: getattr(metrics, name) for name in ("token_file", "certificate_file", "key_file")
+    }
+    for name in [each for each, value in access.items() if value and metrics.port is None]:
+        context = {
+            "path": ("metrics", name),
+            "found": "metrics.port: null",
+            "expected": "a port in metrics.port",
+        }
+        yield PydanticCustomError("metrics_port", "has no effect without a port", context)
+    for name, other in (("certificate_file", "key_file"), ("key_file", "certificate_file")):
+        if access[name] and not access[other]:
+            context = {
+                "path": ("metrics", name),
+                "found": f"metrics.{other}: null",
+                "expected": "both files, or none",
+            }
+            yield PydanticCustomError("metrics_port", "requires both files of TLS", context)
 
 
 def check_slices(

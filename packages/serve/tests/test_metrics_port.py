@@ -1,0 +1,90 @@
+"""A token and TLS on the port of metrics, on both servers."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from sparring.errors import ConfigError
+from sparring_serve import TlsFiles
+
+from .conftest import Serve
+from .front_ends import FrontEnd
+from .test_server import make_certificate
+
+TOKEN = "t" * 20
+
+
+def scrape(server: FrontEnd, token: str = "", ca: Path | None = None) -> tuple[int, str]:
+    """Returns the status and the page."""
+    handlers = [urllib.request.ProxyHandler({})]
+    if ca is not None:
+        context = ssl.create_default_context(cafile=str(ca))
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    opener = urllib.request.build_opener(*handlers)
+    scheme = "http" if ca is None else "https"
+    headers = {"Authorization": token} if token else {}
+    url = f"{scheme}://{server.metrics_address}/metrics"
+    try:
+        with opener.open(urllib.request.Request(url, headers=headers), timeout=60) as page:
+            return page.status, page.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_request_without_the_token_is_rejected(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    server = serve(metrics_token_file=file)
+    status, page = scrape(server, f"Bearer {TOKEN}")
+    assert status == 200
+    assert "sparring_serving_pulls_total" in page
+    for wrong in ("", TOKEN, f"Bearer {TOKEN}x", "Bearer ", f"Basic {TOKEN}"):
+        status, page = scrape(server, wrong)
+        assert status == 401
+        assert page == "send the token of this server: Authorization: Bearer ...\n"
+    file.write_text("another token\n")
+    assert scrape(server, f"Bearer {TOKEN}")[0] == 401
+    assert scrape(server, "Bearer another token")[0] == 200
+
+
+def test_an_empty_token_is_rejected_at_the_start(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("\n")
+    with pytest.raises((ConfigError, AssertionError), match="first line must be the token"):
+        serve(metrics_token_file=tmp_path / "token")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+def test_the_port_uses_tls_and_reads_the_certificate_again(serve: Serve, tmp_path: Path) -> None:
+    certificate = make_certificate(tmp_path, "server")
+    tls = TlsFiles(certificate_file=certificate, key_file=certificate.with_suffix(".key"))
+    (tmp_path / "token").write_text(TOKEN)
+    server = serve(tls=tls, metrics_tls=True, metrics_token_file=tmp_path / "token")
+    trusted = Path(shutil.copy(certificate, tmp_path / "trusted.pem"))
+    assert scrape(server, ca=trusted)[0] == 401
+    status, page = scrape(server, f"Bearer {TOKEN}", trusted)
+    assert status == 200
+    assert "sparring_serving_pulls_total" in page
+    host, port = server.metrics_address.rsplit(":", 1)
+    # Neither plain text nor a silent client stops the port.
+    with (
+        socket.create_connection((host, int(port)), timeout=60) as plain,
+        suppress(ConnectionResetError),
+    ):
+        plain.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert not plain.recv(100).startswith(b"HTTP")
+    with socket.create_connection((host, int(port)), timeout=60):
+        assert scrape(server, f"Bearer {TOKEN}", trusted)[0] == 200
+    other = make_certificate(tmp_path / "new", "server")
+    shutil.copy(other.with_suffix(".key"), certificate.with_suffix(".key"))
+    shutil.copy(other, certificate)
+    assert scrape(server, f"Bearer {TOKEN}", other)[0] == 200
+    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+        scrape(server, f"Bearer {TOKEN}", trusted)
