@@ -15,7 +15,7 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sessions import engines, measurements, releases, sanitizers  # noqa: F401
+from sessions import builds, engines, measurements, releases, sanitizers  # noqa: F401
 from sessions.environments import (
     CXX_TESTS,
     FAMILY,
@@ -180,6 +180,8 @@ def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
     session.install(
         TORCH,
         "pytest-xdist",
+        # Metrics are compared with its metrics.
+        "scikit-learn",
         "kubernetes-validate",
         "moto[server]",
         "s3fs",

@@ -218,10 +218,13 @@ def build_settings(session: nox.Session, package: str) -> list[str]:
     return [f"--config-settings=build-dir={build_folder}"]
 
 
-def environment(session: nox.Session, folder: Path, *needed: str) -> str:
-    """Creates an environment next to the session's, installs packages, and returns its Python."""
+def environment(session: nox.Session, folder: Path, *needed: str, program: str = "python") -> str:
+    """Creates an environment, installs packages, and returns its Python.
+
+    `program` is the interpreter to use; the default is that of the session.
+    """
     python = str(folder / "bin/python")
-    session.run("python", "-m", "venv", "--clear", str(folder), silent=True)
+    session.run(program, "-m", "venv", "--clear", str(folder), silent=True, external=True)
     session.run(python, "-m", "pip", "install", "--quiet", *needed, external=True, silent=True)
     return python
 

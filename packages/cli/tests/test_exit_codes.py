@@ -37,8 +37,8 @@ def raising(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
         with progress_bar("progress", "rows", 10, as_json=json) as advance:
             advance(5)
 
-    def make(manager: object) -> typer.Typer:
-        made = original(manager)  # type: ignore[arg-type]
+    def make(manager: object, name: str | None) -> typer.Typer:
+        made = original(manager, name)  # type: ignore[arg-type]
         add_command(made, "fail", fail, examples=["sparring fail"])
         add_command(made, "tell", report, examples=["sparring tell"])
         return made

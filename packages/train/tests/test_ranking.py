@@ -8,6 +8,9 @@ from dataclasses import astuple
 import numpy as np
 import numpy.typing as npt
 import pytest
+
+pytest.importorskip("sklearn", reason="compares with scikit-learn")
+
 from sklearn.metrics import ndcg_score, roc_auc_score
 
 from sparring.errors import InvalidArgumentError

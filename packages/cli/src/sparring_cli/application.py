@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -51,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Arguments after the name of the program; None uses ``sys.argv``.
     """
     context = CommandContext(make_plugin_manager())
-    application = make_application(context.plugin_manager)
+    given = sys.argv[1:] if arguments is None else arguments
+    # Options before the name of the command have no values.
+    word = next((each for each in given if not each.startswith("-")), None)
+    application = make_application(context.plugin_manager, word)
     try:
         with console_output():
             application(
@@ -75,8 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return ExitCode.SUCCESS
 
 
-def make_application(plugin_manager: PluginManager) -> typer.Typer:
-    """Returns the typer application with the subcommands of all plugins, including sparring-cli."""
+def make_application(plugin_manager: PluginManager, name: str | None = None) -> typer.Typer:
+    """Returns the typer application with the subcommands of all plugins, including sparring-cli.
+
+    Args:
+        plugin_manager: Plugin manager with the commands.
+        name: Name of the only command that is needed, so that the modules of the others are not
+            imported. None, or a name that no command has: all commands are added.
+    """
     application = typer.Typer(
         name="sparring",
         cls=_Group,
@@ -87,7 +97,9 @@ def make_application(plugin_manager: PluginManager) -> typer.Typer:
     )
     application.callback()(_set_up)
     failure = native_failure()
-    for descriptor in plugin_manager.commands():
+    commands = plugin_manager.commands()
+    chosen = [each for each in commands if each.name == name]
+    for descriptor in chosen or commands:
         if failure is not None and descriptor.name != "doctor":
             why = "the native library failed to load"
             _add_failing_command(application, descriptor.name, failure, why)

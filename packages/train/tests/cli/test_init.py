@@ -108,6 +108,44 @@ def test_the_written_configuration_trains(
     assert set(result["metrics"]) == ({"rmse"} if label == "rating" else {"auc", "log_loss"})
 
 
+@pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
+def test_train_accepts_a_file_of_examples(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sparring_torch", reason="trains with torch")
+    command = [
+        "train",
+        write(tmp_path / name, log()),
+        "label=clicked",
+        "training.steps=3",
+        "--json",
+    ]
+    assert main(command) == 0
+    ending = capsys.readouterr()
+    assert json.loads(ending.out.splitlines()[-1])["steps"] == 3
+    assert "unsure: visits" in ending.err
+    assert "wrote the configuration log.yaml" in ending.err
+    assert "<svg" in Path("report.html").read_text()
+    # The configuration is complete, and a second run does not replace it.
+    written_config = Path("log.yaml").read_text()
+    assert main(["config", "check", "log.yaml"]) == 0
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "train with it: sparring train log.yaml" in " ".join(capsys.readouterr().err.split())
+    assert Path("log.yaml").read_text() == written_config
+
+
+def test_without_matplotlib_train_writes_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sparring_torch", reason="trains with torch")
+    monkeypatch.setattr("sparring_train.cli.train.find_spec", lambda name: None)
+    path = write(tmp_path / "log.csv", log())
+    assert main(["train", path, "label=clicked", "training.steps=1"]) == 0
+    assert "pip install 'sparring[report]'" in capsys.readouterr().err
+    assert not Path("report.html").exists()
+
+
 def test_without_numbers_it_also_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sparring_torch", reason="trains with torch")
     columns = {name: log()[name] for name in ("user", "item_id", "clicked")}

@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("sklearn", reason="compares with scikit-learn")
+
 from sklearn.metrics import log_loss, mean_squared_error, roc_auc_score
 
 from sparring import State

@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="writes Parquet")
 torch = pytest.importorskip("torch", reason='pip install "sparring[torch]"')
+pytest.importorskip("sklearn", reason="compares with scikit-learn")
 
 from sklearn.metrics import log_loss, roc_auc_score
 

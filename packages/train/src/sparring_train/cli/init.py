@@ -27,7 +27,7 @@ from sparring_train.data.table.sample import ReadingOptions
 from sparring_train.data.table.summary import ColumnSummary, TableSummary, summarize_table
 from sparring_train.recommend.column_names import ITEMS, USERS, find_first_named
 
-__all__ = ["add_init"]
+__all__ = ["add_init", "suggest_configuration"]
 
 _RARE_SHARE = 0.1
 """Minimum share of values that occur once for which an admission filter is suggested."""
@@ -74,17 +74,36 @@ def init(
     ] = None,
 ) -> None:
     """Read the first rows of files, and print a configuration that trains on them."""
-    given = parse_words(words or ())
+    text, notes = suggest_configuration(path, words or (), model)
+    print_document(text, output)
+    for each in notes:
+        print_note(each)
+
+
+def suggest_configuration(
+    path: str, words: Sequence[str], model: RankingKind | None = None
+) -> tuple[str, list[str]]:
+    """Reads the first rows of files. Returns a configuration that trains on them, and notes for the user.
+
+    Args:
+        path: a file, a folder, a pattern or a URL.
+        words: roles of columns and keys of the configuration; see `init`.
+        model: model that ranks items; None chooses a model.
+
+    Raises:
+        ConfigError: an argument is invalid.
+        DataError: the files cannot be read, or contain no columns to train on.
+    """
+    given = parse_words(words)
     summary = summarize_table(path, _options(given))
     lines, unsure = _configuration(path, summary, given, model)
     text = "\n".join(apply_keys(lines, given.keys)) + "\n"
     # Validates the text like `sparring train` does.
     parse_config(text, source="the configuration of sparring init")
-    print_document(text, output)
-    for each in unsure:
-        print_note(f"unsure: {each}")
+    notes = [f"unsure: {each}" for each in unsure]
     if summary.num_bad:
-        print_note(f"bad rows: {summary.num_bad:,}; the first: {summary.first_bad}")
+        notes.append(f"bad rows: {summary.num_bad:,}; the first: {summary.first_bad}")
+    return text, notes
 
 
 def _options(given: Words) -> ReadingOptions:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from sparring.errors import ConfigError, PluginError
+from sparring.errors import ConfigError, DataError, PluginError
 from sparring_cli import (
     ExitCode,
     JsonOption,
@@ -17,10 +21,12 @@ from sparring_cli import (
     get_command_context,
     make_console,
     print_json,
+    print_note,
     print_warning,
 )
 from sparring_train.cli.progress import make_progress
 from sparring_train.config.reading.loader import load_config
+from sparring_train.data.table.files import is_name_of_table
 from sparring_train.registered_kinds import find_trainer
 from sparring_train.run.allocator import keep_freed_memory
 from sparring_train.run.history import measure_history
@@ -51,6 +57,7 @@ def add_train(application: typer.Typer) -> None:
         group="Train",
         examples=[
             "sparring train configs/quickstart.yaml",
+            "sparring train ratings.csv label=rating",
             "sparring train run.yaml training.epochs=3 --resume --json",
         ],
     )
@@ -58,8 +65,24 @@ def add_train(application: typer.Typer) -> None:
 
 def train(
     context: typer.Context,
-    config: ConfigArgument,
-    overrides: OverridesArgument = None,
+    config: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG",
+            help="The YAML file; or a CSV or Parquet file, for which a YAML file is written first, "
+            "like with `sparring init`.",
+            show_default=False,
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DOTTED.KEY=VALUE",
+            help="Values that replace values of the file, for example training.epochs=3. For a CSV or "
+            "Parquet file also roles of columns, for example label=clicked.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
     resume: Annotated[
         bool,
@@ -90,6 +113,8 @@ def train(
     """Train and evaluate the model of a configuration."""
     own = get_command_context(context)
     manager = own.plugin_manager
+    if is_name_of_table(config):
+        config, overrides = str(_write_configuration(config, overrides or ())), None
     given = [*(overrides or ()), *(["snapshots.resume=true"] if resume else [])]
     if own.log_level is not None:
         given.append(f"logging.level={own.log_level}")
@@ -155,6 +180,51 @@ def train(
         for kept in history.values():
             size = kept["size_bytes"] / 1e6
             typer.echo(f"history: {kept['snapshots']:,} snapshots, {size:,.1f} MB")
+
+
+def _write_configuration(path: str, words: Sequence[str]) -> Path:
+    """Writes a configuration that trains on a file of examples, and returns its path.
+
+    The configuration is in the current folder and has the name of the file. It sets a report if
+    matplotlib is installed.
+
+    Raises:
+        DataError: the configuration exists, because the user may have changed it.
+    """
+    # Commands of an existing configuration do not need it.
+    from sparring_train.cli.init import suggest_configuration
+
+    # The name without the marks of a pattern, for example `part` for part-*.parquet.
+    stem = path.rpartition("/")[2].partition(".")[0]
+    written = Path(f"{re.sub(r'[^0-9A-Za-z_-]+', '', stem).strip('-') or 'my'}.yaml")
+    if not any(each.startswith(("report=", "report.path=")) for each in words):
+        if find_spec("matplotlib") is not None:
+            words = [*words, "report.path=report.html"]
+        else:
+            print_note(
+                "no report is written, because matplotlib is not installed; run: pip install "
+                "'sparring[report]'"
+            )
+    text, notes = suggest_configuration(path, words)
+    try:
+        with written.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise DataError(
+            f"training on {path}: found the configuration {written}, which this command would write; "
+            f"train with it: sparring train {written}; or remove it",
+            path=str(written),
+        ) from None
+    except OSError as error:
+        raise DataError(
+            f"writing {written} failed: {error.strerror or error}; run the command in a folder in which "
+            "you may write",
+            path=str(written),
+        ) from error
+    for each in notes:
+        print_note(each)
+    print_note(f"wrote the configuration {written}; to change it: sparring train {written}")
+    return written
 
 
 def _reject_memory_storage(url: str | None) -> None:

@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 from sparring.errors import DataError
 from sparring_train.config.sections.table import LAKES
 
-__all__ = ["TableFile", "TablePart", "find_files"]
+__all__ = ["TableFile", "TablePart", "find_files", "is_name_of_table"]
 
 _FIELD_ID = b"PARQUET:field_id"
 
@@ -100,6 +100,11 @@ class TableFile:
         """
         compression = "gzip" if self.path.endswith(".gz") else None
         return self.system.open(self.path, "rb", compression=compression)
+
+
+def is_name_of_table(path: str) -> bool:
+    """Returns whether a path or URL ends like a file of examples, such as ``.csv`` or ``.parquet``."""
+    return path.endswith(tuple(_ENDINGS))
 
 
 def find_files(path: str) -> tuple[TableFile, ...]:
