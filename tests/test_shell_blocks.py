@@ -22,7 +22,9 @@ import typer
 from sparring.plugins.registry import make_plugin_manager
 from sparring_cli.application import make_application
 from sparring_serve.config import read_serving_config
+from sparring_train.cli.init_words import parse_words
 from sparring_train.config.reading.loader import load_config
+from sparring_train.data.table.files import is_name_of_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "packages/*/README.md")
@@ -103,6 +105,9 @@ def check_sparring(arguments: list[str]) -> None:
 
 def check_keys(command: str, config: Path, overrides: list[str]) -> None:
     """Checks overrides with the named file, or with a typical file if it is a file of the reader."""
+    if command == "train" and is_name_of_table(config.name):
+        parse_words(overrides)
+        return
     typical = {"train": "movielens.yaml", "serve": "serving.yaml"}
     file = ROOT / "configs" / (config.name if config.parts[0] == "configs" else typical[command])
     {"train": load_config, "serve": read_serving_config}[command](file, overrides)

@@ -45,7 +45,7 @@ def main() -> int:
         minute = Minute(environment, work, wheels)
         minute.run(f"pip install --quiet {given.torch}")
         print(f"{given.torch} is installed; now the first minute of a user begins", flush=True)
-        minute.lap("install", minute.install("torch,report"))
+        minute.lap("install", minute.install("torch,hkv,report"))
         minute.lap("train, with report", f"sparring train {ratings} label=rating")
         total = sum(minute.laps.values())
         print(f"{total:6.1f} s to the trained model with its report", flush=True)

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sparring import PluginManager
 from sparring.errors import ConfigError, DataError, PluginError
 from sparring_cli import (
     ExitCode,
@@ -25,7 +26,7 @@ from sparring_cli import (
     print_warning,
 )
 from sparring_train.cli.progress import make_progress
-from sparring_train.config.reading.loader import load_config
+from sparring_train.config.reading.loader import load_config, parse_config
 from sparring_train.data.table.files import is_name_of_table
 from sparring_train.registered_kinds import find_trainer
 from sparring_train.run.allocator import keep_freed_memory
@@ -114,7 +115,7 @@ def train(
     own = get_command_context(context)
     manager = own.plugin_manager
     if is_name_of_table(config):
-        config, overrides = str(_write_configuration(config, overrides or ())), None
+        config, overrides = str(_write_configuration(config, overrides or (), manager)), None
     given = [*(overrides or ()), *(["snapshots.resume=true"] if resume else [])]
     if own.log_level is not None:
         given.append(f"logging.level={own.log_level}")
@@ -182,13 +183,14 @@ def train(
             typer.echo(f"history: {kept['snapshots']:,} snapshots, {size:,.1f} MB")
 
 
-def _write_configuration(path: str, words: Sequence[str]) -> Path:
+def _write_configuration(path: str, words: Sequence[str], manager: PluginManager) -> Path:
     """Writes a configuration that trains on a file of examples, and returns its path.
 
     The configuration is in the current folder and has the name of the file. It sets a report if
     matplotlib is installed.
 
     Raises:
+        ConfigError: the configuration cannot be used, for example because a storage is not installed.
         DataError: the configuration exists, because the user may have changed it.
     """
     # Commands of an existing configuration do not need it.
@@ -206,6 +208,7 @@ def _write_configuration(path: str, words: Sequence[str]) -> Path:
                 "'sparring[report]'"
             )
     text, notes = suggest_configuration(path, words)
+    parse_config(text, source=f"{written} (not written)", plugin_manager=manager)
     try:
         with written.open("x", encoding="utf-8") as file:
             file.write(text)
