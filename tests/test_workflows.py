@@ -1,0 +1,84 @@
+"""The workflows of GitHub run existing sessions, with few permissions; the wheels cover all versions."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+PINNED = re.compile(r"[\w.-]+(/[\w.-]+)+@(v\d+|release/v\d+|[0-9a-f]{40})")
+
+# Jobs that need more than reading the repository.
+MAY_WRITE = {
+    ("docs", "publish"): {"pages", "id-token"},
+    ("release", "publish"): {"id-token", "attestations"},
+}
+
+
+def read(path: Path) -> Any:
+    return YAML(typ="safe").load(path)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_jobs_may_only_read_except_those_that_publish(path: Path) -> None:
+    workflow = read(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    for name, job in workflow["jobs"].items():
+        writes = {scope for scope, what in job.get("permissions", {}).items() if what == "write"}
+        assert writes == MAY_WRITE.get((path.stem, name), set()), name
+        assert "uses" in job or "timeout-minutes" in job, name
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_actions_have_a_version(path: Path) -> None:
+    jobs = read(path)["jobs"].values()
+    used = [step["uses"] for job in jobs for step in job.get("steps", ()) if "uses" in step]
+    assert [each for each in used if not PINNED.fullmatch(each)] == []
+
+
+def test_workflows_run_sessions_that_exist() -> None:
+    files = (ROOT / "noxfile.py", *(ROOT / "sessions").glob("*.py"))
+    known = re.findall(r"^def (\w+)\(session", "".join(each.read_text() for each in files), re.M)
+    run = {
+        name for path in WORKFLOWS for name in re.findall(r"nox -s (\w+)", path.read_text())
+    } | set(next(iter(read(WORKFLOWS[0])["jobs"].values()))["strategy"]["matrix"]["session"])
+    assert {"tests", "lint", "docs", "build", "matrix", "audit"} <= run
+    assert run <= set(known)
+
+
+@pytest.fixture
+def wheel_files(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of the session that builds wheels."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("sessions.wheel_files")
+
+
+def test_wheels_are_built_and_tested_for_all_versions(wheel_files: Any) -> None:
+    tags = re.findall(r"cp(3)(\d+)-\*", (ROOT / "cibuildwheel.toml").read_text())
+    assert tuple(".".join(each) for each in tags) == wheel_files.PYTHONS
+    smoke = read(ROOT / ".github/workflows/wheels.yml")["jobs"]["smoke"]
+    assert tuple(smoke["strategy"]["matrix"]["python"]) == wheel_files.PYTHONS
+
+
+def test_wheels_that_differ_or_contain_paths_are_reported(tmp_path: Path, wheel_files: Any) -> None:
+    name = "sparring-0.1.0-cp311-cp311-manylinux_2_34_x86_64.manylinux_2_28_x86_64.whl"
+    for folder, text in (("one", "a"), ("two", "/home/me/x.cc")):
+        (tmp_path / folder).mkdir()
+        with zipfile.ZipFile(tmp_path / folder / name, "w") as wheel:
+            wheel.writestr("sparring/same.py", "")
+            wheel.writestr("sparring/other.py", text)
+    one, two = (tmp_path / folder / name for folder in ("one", "two"))
+    assert wheel_files.describe_differences(one, one.parent) == []
+    (message,) = wheel_files.describe_differences(one, two.parent)
+    assert message.endswith("differ in sparring/other.py")
+    assert wheel_files.find_paths(one, ["/home/me"]) == []
+    (message,) = wheel_files.find_paths(two, ["/home/me"])
+    assert "sparring/other.py contains the path /home/me" in message
+    assert wheel_files.describe_platform(one) == "glibc 2.28 or newer"
