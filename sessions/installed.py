@@ -128,7 +128,12 @@ ALLOWED_LICENSES = (
 )  # fmt: skip
 
 # Packages with another license or none in their metadata, and why they may be used.
-ALLOWED_PACKAGES: dict[str, str] = {}
+INTEL = (
+    "the Intel Simplified Software License permits use and redistribution of the unchanged binaries, but "
+    "no reverse engineering; no wheel of ours contains them, and a build of oneTBB's sources, which have "
+    "the Apache License, can replace them"
+)
+ALLOWED_PACKAGES = {"tbb": INTEL, "tcmlib": INTEL}
 
 # Extras that only tests, GPUs or engines need. Engines are installed with what they require.
 NOT_AUDITED = (
@@ -139,6 +144,7 @@ NOT_AUDITED = (
     "spark",
     "lance",
     "tensorflow",
+    "tensorflow-cpu",
     "mpich",
     "openmpi",
 )
@@ -175,9 +181,15 @@ def check_vulnerabilities(session: nox.Session, packages: Path, output: Path) ->
         reason = str(printed).strip().splitlines()[-1:]
         session.warn(f"no vulnerabilities were searched, because the request failed: {reason}")
         return
+    audited = json.loads(output.read_text())["dependencies"]
+    skipped = [each["skip_reason"] for each in audited if "skip_reason" in each]
+    if skipped:
+        session.warn(
+            f"{len(skipped)} of {len(audited)} packages were not searched: {skipped[0]}, …"
+        )
     found = [
         f"{each['name']} {each['version']}: {', '.join(known['id'] for known in each['vulns'])}"
-        for each in json.loads(output.read_text())["dependencies"]
+        for each in audited
         if each.get("vulns")
     ]
     for each in found:
