@@ -121,7 +121,7 @@ def first_minute(session: nox.Session) -> None:
 ALLOWED_LICENSES = (
     # Permissive.
     "Apache", "MIT", "BSD", "ISC", "PSF", "Python Software Foundation", "HPND", "Zlib", "CC0", "0BSD",
-    # Of matplotlib, like that of Python.
+    # The license of matplotlib, similar to Python's.
     "matplotlib",
     # Changes of its own files must be published; they are not copied or changed here.
     "MPL", "Mozilla Public License 2.0",
