@@ -371,14 +371,14 @@ class RecommendationJob:
                     f"{', '.join(self._ranking.item[1:])} of the items are unknown; check --items and "
                     "--where"
                 )
-        blocks = range(0, len(keys), _BLOCK)
-        rows = [self._predict(items.take(slice(at, at + _BLOCK)))[1] for at in blocks]
+        rows: Floats = np.empty((0, 0), np.float32)
+        for at in range(0, len(keys), _BLOCK):
+            vectors = self._predict(items.take(slice(at, at + _BLOCK)))[1]
+            if not at:  # Filled block by block, because joining blocks would need twice the memory.
+                rows = np.empty((len(keys), vectors.shape[1]), np.float32)
+            rows[at : at + _BLOCK] = vectors
         table = _table(self._schema, item)
-        return ItemVectors(
-            keys,
-            name_values(snapshot, self._config, table, keys),
-            np.concatenate(rows).astype(np.float32, copy=False),
-        )
+        return ItemVectors(keys, name_values(snapshot, self._config, table, keys), rows)
 
     def _read_interactions(self, interactions: RowBlocks | None) -> Iterator[Iterator[ColumnBatch]]:
         """Yields the sources of pairs of users and items that are excluded."""

@@ -32,10 +32,12 @@ class ItemVectors:
         """Returns an Arrow file."""
         vectors = pyarrow.FixedSizeListArray.from_arrays(self.rows.reshape(-1), self.rows.shape[1])
         table = pyarrow.table({"key": self.keys, "name": self.names, "vector": vectors})
-        sink = pyarrow.BufferOutputStream()
-        with pyarrow.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
-        return memoryview(sink.getvalue())
+        # A buffer that grows while it is written would be copied, and be too large.
+        size = pyarrow.MockOutputStream()
+        _write(table, size)
+        buffer = pyarrow.allocate_buffer(size.size())
+        _write(table, pyarrow.FixedSizeBufferWriter(buffer))
+        return memoryview(buffer)
 
     @staticmethod
     def of(source: Any) -> ItemVectors:
@@ -48,6 +50,11 @@ class ItemVectors:
         keys, names, vectors = (column.chunk(0) for column in table.columns)
         rows = vectors.flatten().to_numpy().reshape(len(keys), -1)
         return ItemVectors(keys.to_numpy(), names, rows)
+
+
+def _write(table: pyarrow.Table, sink: Any) -> None:
+    with pyarrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
 
 
 def open_item_vectors(
