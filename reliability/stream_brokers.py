@@ -37,6 +37,10 @@ class Broker(Protocol):
     def write(self, payloads: Sequence[Sequence[bytes]]) -> tuple[list[str], str]:
         """Writes the messages of each partition of a new stream. Returns partitions and URL."""
 
+    @property
+    def breaks_connections(self) -> bool:
+        """Whether a fault will still break some of the next connections."""
+
     def break_connections(self, draw: random.Random) -> None:
         """Breaks all connections, and some of the next ones."""
 
@@ -85,6 +89,10 @@ class _BehindProxy:
         self._proxy.arm(Fault())
         begin, self._count = self._count, self._count + count
         return [f"clicks{number}" for number in range(begin + 1, self._count + 1)]
+
+    @property
+    def breaks_connections(self) -> bool:
+        return self._proxy.num_armed > 0
 
     def break_connections(self, draw: random.Random) -> None:
         self._proxy.arm(

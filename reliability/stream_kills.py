@@ -239,8 +239,10 @@ class _Life:
         """Trains the stream to its end, with at most `most` faults. Returns their number."""
         while self.num_starts < _LONGEST_LIFE:
             self.num_starts += 1
+            # A fault of the last start may break up to 20 further connections.
+            injected = {"connection"} if self._broker.breaks_connections else set()
             job = _Job(self._events, self._overrides, self._num_ranks, self.folder)
-            injected = self._inject(job, most)
+            injected |= self._inject(job, most)
             codes = job.wait()
             if codes == [0] * self._num_ranks:
                 return self.faults.total()

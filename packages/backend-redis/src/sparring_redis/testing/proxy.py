@@ -54,6 +54,11 @@ class FaultProxy(Closable):
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
 
+    @property
+    def num_armed(self) -> int:
+        """Number of next connections that get the fault."""
+        return self._num_left
+
     def arm(self, fault: Fault, num_connections: int = 0) -> None:
         """Sets a fault. For open connections, bytes are counted from this call."""
         with self._lock:
