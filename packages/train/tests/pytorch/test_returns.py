@@ -185,3 +185,23 @@ def test_a_run_that_cannot_return_withholds(
     assert "set snapshots.every_steps" in told
     assert read_quarantines(str(events.folder / "run")) == []
     assert sum(cut.ranges[0].num_events for cut in read_cuts(str(events.folder / "run"))) == COUNT
+
+
+def test_the_last_return_is_the_same_after_a_resume_and_in_a_replay(
+    events: Events, runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second bad window exceeds `max_returns`, so its events are trained."""
+    url = write_stream(events, "whole", 1)
+    limit = "publish.gate.max_returns=1"
+    [ran] = runs._run(CONFIG, tuple(words(events, url, "run", limit)))
+    [dropped] = read_quarantines(str(events.folder / "run"))
+    assert sum("publish.gate.max_returns" in each for each in ran.messages) == 1
+    runs._run(CONFIG, tuple(words(events, url, "parts", limit, f"training.steps={dropped.step}")))
+    [ran] = runs._run(CONFIG, tuple(words(events, url, "parts", limit, "snapshots.resume=true")))
+    assert sum("publish.gate.max_returns" in each for each in ran.messages) == 1
+    assert len(read_quarantines(str(events.folder / "parts"))) == 1
+    assert list_differences(events.newest("run"), events.newest("parts")) == []
+    config = events.folder / "run.yaml"
+    config.write_text(CONFIG)
+    assert main(["replay", str(config), *words(events, url, "run", limit), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["differences"] == []
