@@ -46,6 +46,8 @@ def test_metrics_of_alarms_are_exported() -> None:
         found = re.findall(r"\b(sparring_\w+|up)\b", re.sub(r'"[^"]*"', "", each["expr"]))
         assert found, each["alert"]
         for name in found:
+            if not name.startswith(("sparring_serving_", "up")):
+                continue  # metrics of training runs: see test_dashboards
             short = name.removeprefix("sparring_serving_").removesuffix("_bucket")
             assert name == "up" or short in metrics.HELP, each["alert"]
 

@@ -17,6 +17,7 @@ from sparring_train.hookspecs import (
     JoinStoreDescriptor,
     ModelDescriptor,
     StreamDescriptor,
+    TrackerDescriptor,
     TrainerDescriptor,
 )
 from sparring_train.registered_kinds import find_trainer
@@ -62,6 +63,7 @@ def test_the_reference_page_has_every_field_of_every_descriptor() -> None:
         "data": (DataDescriptor, {"section", "open", "pin", "read"}),
         "streams": (StreamDescriptor, {"open"}),
         "join_stores": (JoinStoreDescriptor, {"open"}),
+        "trackers": (TrackerDescriptor, {"open", "package"}),
         "models": (ModelDescriptor, {"section", "build"}),
     }
     for kind, (descriptor, expected) in fields.items():

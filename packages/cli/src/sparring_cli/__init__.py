@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         MetricsExporter,
         write_metrics_file,
     )
+    from sparring_cli.metrics.process import process_metrics
     from sparring_cli.metrics.registry import (
         MetricCounter,
         MetricFamily,
@@ -86,6 +87,7 @@ _HOMES = {
     "gpus": "Gpu Gpus inspect_gpus",
     "machine": "Machine inspect_machine list_installed_versions",
     "metrics.exporter": "MetricsAccess MetricsExporter write_metrics_file",
+    "metrics.process": "process_metrics",
     "metrics.registry": (
         "MetricCounter MetricFamily MetricGauge MetricHistogram MetricRegistry MetricSample"
     ),
@@ -159,6 +161,7 @@ __all__ = [
     "print_json",
     "print_note",
     "print_warning",
+    "process_metrics",
     "progress_bar",
     "raise_problems",
     "read_document",

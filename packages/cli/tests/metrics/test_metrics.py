@@ -15,6 +15,7 @@ import pytest
 from sparring.errors import InvalidArgumentError, PluginError, StorageIOError
 from sparring_cli.metrics import exporter as metrics_exporter
 from sparring_cli.metrics.exporter import MetricsExporter, write_metrics_file
+from sparring_cli.metrics.process import process_metrics
 from sparring_cli.metrics.registry import MetricFamily, MetricRegistry, MetricSample
 
 
@@ -185,3 +186,13 @@ def test_a_missing_package_or_port_is_named(
         MetricsExporter(filled(), "127.0.0.1", 0, "metrics.port")
     with pytest.raises(PluginError, match=r"pip install 'sparring\[metrics\]'"):
         write_metrics_file(filled(), tmp_path / "a.prom", "metrics.format")
+
+
+def test_memory_of_a_process_excludes_mapped_files(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("VmRSS:\t 900 kB\nRssAnon:\t 100 kB\nRssFile:\t 700 kB\nRssShmem:\t 20 kB\n")
+    found = process_metrics(status)
+    assert found["memory_bytes"] == 120 * 1024
+    assert found["memory_limit_bytes"] > process_metrics()["memory_bytes"] > 0
+    assert 0 < time.time() - found["start_seconds"] < 1e6
+    assert "memory_bytes" not in process_metrics(tmp_path / "missing")

@@ -7,6 +7,7 @@
 
 #include "server/log.h"
 #include "server/methods.h"
+#include "server/process_gauges.h"
 #include "server/reloaded_credentials.h"
 #include "wire/text.h"
 
@@ -133,6 +134,7 @@ Metrics::Gauges FrontEnd::gauges() const {
   found.emplace_back("refresh_seconds", refresher_->last_seconds());
   found.emplace_back("bytes_in_flight",
                      static_cast<double>(service_.bytes_in_flight()));
+  add_process_gauges(found);
   return found;
 }
 

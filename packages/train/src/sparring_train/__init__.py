@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         ModelDescriptor,
         ModelRequest,
         StreamDescriptor,
+        TrackerDescriptor,
     )
     from sparring_train.join_stores import JoinStore
     from sparring_train.loop.saved_model import evaluate_model
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from sparring_train.run.result import TrainResult
     from sparring_train.run.saved_run import open_run
     from sparring_train.streams import OffsetGoneError, StreamMessage, StreamRead, StreamSource
+    from sparring_train.trackers.contract import Tracker, TrackerRequest
 
 __all__ = [
     "CollectiveConfig",
@@ -69,6 +71,9 @@ __all__ = [
     "StreamMessage",
     "StreamRead",
     "StreamSource",
+    "Tracker",
+    "TrackerDescriptor",
+    "TrackerRequest",
     "TrainResult",
     "compute_parts",
     "config_as_yaml",
@@ -115,6 +120,9 @@ _HOMES = {
     "StreamMessage": "streams",
     "StreamRead": "streams",
     "StreamSource": "streams",
+    "Tracker": "trackers.contract",
+    "TrackerDescriptor": "hookspecs",
+    "TrackerRequest": "trackers.contract",
     "TrainResult": "run.result",
     "compute_parts": "recommend.part_jobs",
     "config_as_yaml": "config.reading.printer",

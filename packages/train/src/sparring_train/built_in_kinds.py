@@ -22,10 +22,11 @@ from sparring_train.hookspecs import (
     ModelDescriptor,
     ModelRequest,
     StreamDescriptor,
+    TrackerDescriptor,
 )
 from sparring_train.lazy_import import lazy_import
 
-__all__ = ["data_kinds", "join_stores", "model_kinds", "stream_kinds"]
+__all__ = ["data_kinds", "join_stores", "model_kinds", "stream_kinds", "tracker_kinds"]
 
 
 def data_kinds() -> list[DataDescriptor]:
@@ -103,6 +104,33 @@ def join_stores() -> list[JoinStoreDescriptor]:
             summary="Open impressions in memory.",
             open=lazy_import("data.join.memory_store:MemoryJoinStore"),
         )
+    ]
+
+
+def tracker_kinds() -> list[TrackerDescriptor]:
+    """Returns the built-in kinds of trackers."""
+    return [
+        TrackerDescriptor(
+            name="tensorboard",
+            api_version=API_VERSION,
+            summary="Event files for TensorBoard.",
+            open=lazy_import("trackers.tensorboard:TensorBoardTracker"),
+            package="tensorboard",
+        ),
+        TrackerDescriptor(
+            name="mlflow",
+            api_version=API_VERSION,
+            summary="Runs in MLflow.",
+            open=lazy_import("trackers.mlflow:MlflowTracker"),
+            package="mlflow",
+        ),
+        TrackerDescriptor(
+            name="wandb",
+            api_version=API_VERSION,
+            summary="Runs in Weights & Biases.",
+            open=lazy_import("trackers.wandb:WandbTracker"),
+            package="wandb",
+        ),
     ]
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sparring_train.join_stores import JoinStore
     from sparring_train.run.result import Progress, TrainResult
     from sparring_train.streams import StreamSource
+    from sparring_train.trackers.contract import Tracker, TrackerRequest
 
 __all__ = [
     "DataDescriptor",
@@ -38,11 +39,13 @@ __all__ = [
     "ProgramRequest",
     "SavedModel",
     "StreamDescriptor",
+    "TrackerDescriptor",
     "TrainerDescriptor",
     "sparring_register_data",
     "sparring_register_join_stores",
     "sparring_register_models",
     "sparring_register_streams",
+    "sparring_register_trackers",
     "sparring_register_trainers",
 ]
 
@@ -153,6 +156,20 @@ class JoinStoreDescriptor(Descriptor):
     open: Callable[[str, Any], JoinStore]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrackerDescriptor(Descriptor):
+    """A kind of tracker, selected by `training.trackers: [<name>]`.
+
+    `open(request)` creates the run in the tracker, for a `sparring_train.TrackerRequest`.
+
+    `package` is the Python package that it imports, which the extra `name` of sparring-train installs.
+    None: there is no such extra.
+    """
+
+    open: Callable[[TrackerRequest], Tracker]
+    package: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """Inputs for building a model."""
@@ -209,3 +226,8 @@ def sparring_register_streams() -> Sequence[StreamDescriptor]:
 @hookspec
 def sparring_register_join_stores() -> Sequence[JoinStoreDescriptor]:
     """Returns the kinds of stores of this plugin for open impressions of a join."""
+
+
+@hookspec
+def sparring_register_trackers() -> Sequence[TrackerDescriptor]:
+    """Returns the kinds of trackers to which this plugin can send metrics."""

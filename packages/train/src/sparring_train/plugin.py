@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         JoinStoreDescriptor,
         ModelDescriptor,
         StreamDescriptor,
+        TrackerDescriptor,
         TrainerDescriptor,
     )
 
@@ -120,6 +121,13 @@ def sparring_register_join_stores() -> Sequence[JoinStoreDescriptor]:
     from sparring_train.built_in_kinds import join_stores
 
     return join_stores()
+
+
+@hookimpl(optionalhook=True)
+def sparring_register_trackers() -> Sequence[TrackerDescriptor]:
+    from sparring_train.built_in_kinds import tracker_kinds
+
+    return tracker_kinds()
 
 
 @hookimpl(optionalhook=True)

@@ -11,6 +11,7 @@ from sparring_train.hookspecs import (
     JoinStoreDescriptor,
     ModelDescriptor,
     StreamDescriptor,
+    TrackerDescriptor,
     TrainerDescriptor,
 )
 
@@ -21,6 +22,7 @@ __all__ = [
     "data_kinds",
     "find_join_store",
     "find_stream",
+    "find_tracker",
     "find_trainer",
     "model_kinds",
     "stream_kinds",
@@ -105,6 +107,19 @@ def find_join_store(name: str, manager: PluginManager | None = None) -> JoinStor
     return next(each for each in built_in_kinds.join_stores() if each.name == name)
 
 
+def find_tracker(name: str, manager: PluginManager) -> TrackerDescriptor:
+    """Returns a kind of tracker.
+
+    Args:
+        name: name of the kind.
+        manager: the plugin manager.
+
+    Raises:
+        PluginError: no plugin registers it, or its plugin was rejected.
+    """
+    return _extended(manager).find("trackers", name, TrackerDescriptor)
+
+
 def _found(manager: PluginManager | None, kind: str) -> Sequence[object]:
     every = () if manager is None else _extended(manager).descriptors()
     return [each.descriptor for each in every if each.kind == kind]
@@ -117,6 +132,7 @@ def _extended(manager: PluginManager) -> PluginManager:
         "join_stores": JoinStoreDescriptor,
         "models": ModelDescriptor,
         "streams": StreamDescriptor,
+        "trackers": TrackerDescriptor,
         "trainers": TrainerDescriptor,
     }
     manager.extend(hookspecs, kinds)

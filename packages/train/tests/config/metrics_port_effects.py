@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import ssl
 import subprocess
@@ -27,6 +28,9 @@ def register(effects: Effects) -> None:
         host, page = last_page(runs, "metrics.port=0")
         assert host == "127.0.0.1"
         assert '\nsparring_steps_total{rank="0"} 4.0\n' in page
+        for each in ('steps_seconds_total{kind="dense",rank="0"}', 'training_loss{rank="0"}'):
+            [value] = re.findall(rf"^sparring_{re.escape(each)} (\S+)$", page, re.MULTILINE)
+            assert 0 < float(value) < 60
 
     @effects.of("metrics.host")
     def _(runs: Runs) -> None:

@@ -24,6 +24,7 @@ _MAX_SECONDS = 86_400.0
 @dataclass(frozen=True, slots=True)
 class _Call:
     waited_seconds: float
+    begin: float
     deadline: float
 
 
@@ -48,7 +49,7 @@ class CallWatch:
         if remaining_seconds > _MAX_SECONDS:
             remaining_seconds = _NO_DEADLINE_SECONDS
         with self._lock:
-            self._calls[thread] = _Call(now - arrived, now + remaining_seconds)
+            self._calls[thread] = _Call(now - arrived, now, now + remaining_seconds)
         try:
             yield
         finally:
@@ -60,6 +61,12 @@ class CallWatch:
         with self._lock:
             call = self._calls.get(threading.get_ident())
         return 0.0 if call is None else call.waited_seconds
+
+    def oldest_seconds(self) -> float:
+        """Returns the time since the longest call in progress began; 0 without calls."""
+        now = time.monotonic()
+        with self._lock:
+            return max((now - call.begin for call in self._calls.values()), default=0.0)
 
     def num_overdue(self) -> int:
         """Returns the number of calls that still occupy a thread long after their deadline."""

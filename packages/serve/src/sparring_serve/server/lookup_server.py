@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from sparring.errors import StorageIOError
-from sparring_cli import MetricsAccess, MetricsExporter
+from sparring_cli import MetricsAccess, MetricsExporter, process_metrics
 from sparring_serve.config import (
     ServerConfig,
     ServingConfig,
@@ -208,10 +208,12 @@ class LookupServer:
         newest = self.service.tables.versions()[0]
         return {
             **self.service.tables.gauges(),
+            **process_metrics(),
             "version_step": float(newest.step),
             "staleness_seconds": max(0.0, self.service.clock() - newest.published),
             "refresh_seconds": self.refresher.last_seconds,
             "bytes_in_flight": float(self.service.admission.bytes_in_flight),
+            "oldest_call_seconds": self.watch.oldest_seconds(),
         }
 
 

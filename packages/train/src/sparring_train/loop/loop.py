@@ -46,6 +46,7 @@ from sparring_train.run.result import OtherRankProgress, Progress, TrainResult
 from sparring_train.run.same_run import ORIGINS, PINNED, check_same_data, check_same_origins
 from sparring_train.run.snapshots import RunSnapshots
 from sparring_train.run.termination import describe_sigterm, note_sigterm
+from sparring_train.trackers.run_trackers import RunTrackers, open_trackers
 
 __all__ = ["run_training"]
 
@@ -102,15 +103,18 @@ def run_training(
             plan=load_run_plan(config, job.collective, job.membership, plugin_manager, progress),
         ) as container,
         log_output(container, config.logging),
-        trace_output(container, config.report),
+        trace_output(container, config.report, config.metrics),
     ):
         configure_pool(config.threads, sharing=job.membership.local_world_size)
         config = pin_data(config, job.collective, plugin_manager)
         source, trainer = make(config, container)
         if job.membership.rank > 0:
             progress = OtherRankProgress(progress)
-        with closing(source):
-            run = _Run(config, source, trainer, progress, plugin_manager)
+        with (
+            closing(source),
+            open_trackers(config, container, plugin_manager, progress) as trackers,
+        ):
+            run = _Run(config, source, trainer, trackers, plugin_manager)
             is_one_host = job.membership.local_world_size == job.collective.world_size
             with (
                 run.publishing,
@@ -118,7 +122,9 @@ def run_training(
                 run.notes,
                 run.best_kept(is_one_host),
             ):
-                return run.to_end()
+                result = run.to_end()
+            trackers.end(result)
+            return result
 
 
 class _Run:
@@ -129,17 +135,18 @@ class _Run:
         config: RunConfig,
         source: ColumnSource,
         trainer: Trainer,
-        progress: Progress,
+        trackers: RunTrackers,
         plugin_manager: PluginManager,
     ) -> None:
         self._config, self._source, self._trainer = config, source, trainer
         self._container = trainer.container
         self._ranks = Ranks(self._container.collective, self._container.quiesce)
         self._start = time.perf_counter()
+        self._trackers = trackers
         self._report = RunReport(
             config,
             self._container,
-            progress,
+            trackers,
             self._total_steps(),
             trainer.versions(),
             source,
@@ -155,6 +162,8 @@ class _Run:
         self._resumed_steps = 0
         self._metrics: dict[str, float] = {}
         self._metrics_step = -1
+        self._loss: float | None = None
+        self._num_samples = 0
         self._best = make_best_step(config)
         self._validated_step = -1
         self._validation: dict[str, float] = {}
@@ -170,7 +179,7 @@ class _Run:
         is_by_age = config.metrics.row_age is not None and is_evaluated(config)
         ages = RowAges(self._container, config, self._ranks) if is_by_age else None
         self.live = LiveEvaluation(config, self._ranks, tell, ages)
-        self.live.on_window.append(self._report.on_window)
+        self.live.on_window += [self._report.on_window, trackers.on_window]
         self.publishing = RunPublisher(self._container, config, self._snapshots, tell)
         self._gate = RunGate(config, self._ranks, self.publishing, tell)
         self.live.on_window.append(self._gate.on_window)
@@ -193,10 +202,23 @@ class _Run:
             yield
 
     def metrics(self) -> dict[str, Any]:
-        """Returns the metrics of a stream and of publications, by section."""
+        """Returns the metrics of the training, of a stream and of publications, by section."""
         found = self.live.metrics()
         stream = {name: {**each, **self._source.metrics()} for name, each in found.items()}
-        return {**stream, **self.publishing.metrics(), **self._gate.metrics()}
+        training: dict[str, Any] = {
+            "samples": self._num_samples,
+            "tracker_failures": self._trackers.num_failures,
+        }
+        if self._loss is not None and math.isfinite(self._loss):
+            training["loss"] = self._loss
+        quality = {name: each for name, each in self._metrics.items() if math.isfinite(each)}
+        training["quality"] = quality
+        return {
+            "training": training,
+            **stream,
+            **self.publishing.metrics(),
+            **self._gate.metrics(),
+        }
 
     def to_end(self) -> TrainResult:
         """Trains and evaluates as configured."""
@@ -228,6 +250,7 @@ class _Run:
         self.notes.end(self._step)
         if (last := self.live.end(self._step)) is not None:
             self._report.on_window(last)
+            self._trackers.on_window(last)
         self.publishing.end()
         result = self._result()
         if is_terminated:
@@ -283,6 +306,8 @@ class _Run:
                     return True
                 continue
             self._report.on_batch(trained.batch, is_first_epoch=self._at.epoch == 0)
+            self._loss = trained.loss
+            self._num_samples += trained.num_examples
             self._progress.on_step(self._step, trained.loss, trained.num_examples)
             if self._report.wants_rows(self._step):
                 self._report.on_rows(self._step, self._counts.rows())

@@ -65,10 +65,14 @@ def metrics_output(
 
 
 @contextmanager
-def trace_output(container: StepContainer, config: ReportConfig) -> Iterator[None]:
-    """Measures times for the report, and writes a trace of all ranks if the block succeeds."""
+def trace_output(
+    container: StepContainer, config: ReportConfig, metrics: MetricsConfig
+) -> Iterator[None]:
+    """Measures times for the report and for metrics, and writes a trace of all ranks if the block
+    succeeds."""
     path, rank = config.trace_path, container.collective.rank
-    if config.path is not None and rank == 0:
+    has_metrics = metrics.port is not None or metrics.path is not None
+    if has_metrics or (config.path is not None and rank == 0):
         container.trace = StepTimes(rank, keeps_spans=path is not None)
     elif path is not None:
         container.trace = Trace(rank)

@@ -82,6 +82,7 @@ class RunReport:
         self._calibration: CalibrationCounts | None = None
         # Values of cumulative series when the run was started or resumed.
         self._before: dict[str, float] = {}
+        self._seconds_before: dict[str, float] = {}
         self._num_samples = 0
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._recorder: RunRecorder | None = None
@@ -108,7 +109,7 @@ class RunReport:
             return
         self._before = {name: each.values[-1] for name, each in self._recorder.series.items()}
         if isinstance(self._container.trace, StepTimes):
-            self._container.trace.restart()
+            self._seconds_before = self._container.trace.seconds()
         self._record_times(step)
 
     def wants_rows(self, step: int) -> bool:
@@ -138,7 +139,10 @@ class RunReport:
         recorder, times = self._recorder, self._container.trace
         if recorder is None or not isinstance(times, StepTimes):
             return
-        cumulative = {SECONDS + part: seconds for part, seconds in times.seconds().items()}
+        cumulative = {
+            SECONDS + part: seconds - self._seconds_before.get(part, 0.0)
+            for part, seconds in times.seconds().items()
+        }
         for name, value in (cumulative | {SAMPLES: float(self._num_samples)}).items():
             recorder.record(step, name, self._before.get(name, 0.0) + value)
         if memory := resident_memory_bytes():

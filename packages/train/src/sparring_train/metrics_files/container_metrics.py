@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.adapter import TableEntry
 from sparring.contracts import Storage, SupportsTiers
+from sparring_cli import process_metrics
+from sparring_train.report.step_times import PARTS, StepTimes
 
 if TYPE_CHECKING:
     from sparring import StepContainer
@@ -35,7 +37,7 @@ def read_metrics(container: StepContainer, *, counts_all: bool = False) -> dict[
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
         "rank": container.collective.rank,
-        "steps": asdict(container.counters),
+        "steps": {**asdict(container.counters), **_read_times(container)},
         "saves": asdict(container.saves.counters),
         "prefetches": asdict(container.prefetches.counters),
         "exchange": asdict(container.exchange.counters),
@@ -43,11 +45,20 @@ def read_metrics(container: StepContainer, *, counts_all: bool = False) -> dict[
             "num_outstanding": container.events.num_outstanding,
             "num_failed": container.events.num_failed,
         },
+        "process": process_metrics(),
         "tables": {
             entry.config.name: _read_table(container, entry, counts_all=counts_all)
             for entry in container.entries()
         },
     }
+
+
+def _read_times(container: StepContainer) -> dict[str, Any]:
+    times = container.trace
+    if not isinstance(times, StepTimes):
+        return {}
+    seconds = times.seconds()
+    return {"seconds": {part: seconds[part] for part in PARTS}}
 
 
 def _read_table(container: StepContainer, entry: TableEntry, *, counts_all: bool) -> dict[str, Any]:

@@ -30,6 +30,10 @@ _GAUGES = {
     "age_seconds",
     "is_closed",
     "log_evidence",
+    "loss",
+    "memory_limit_bytes",
+    "quality",
+    "start_seconds",
 }
 """Metrics that can decrease, or are not sums."""
 
@@ -120,6 +124,8 @@ def _numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, s
         "prefetches",
         "exchange",
         "events",
+        "process",
+        "training",
         "lines",
         "publishing",
         "gate",

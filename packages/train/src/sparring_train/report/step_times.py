@@ -71,13 +71,8 @@ class StepTimes(Trace):
         self._open: list[list[Any]] = []
         self._begin_ns = time.perf_counter_ns()
 
-    def restart(self) -> None:
-        """Sets all times to 0."""
-        self._nanoseconds = dict.fromkeys(PARTS, 0)
-        self._begin_ns = time.perf_counter_ns()
-
     def seconds(self) -> dict[str, float]:
-        """Returns the seconds of each part since the last `restart`, and of all of them as `TOTAL`.
+        """Returns the seconds of each part since this object was created, and of all of them as `TOTAL`.
 
         Time outside of all spans belongs to the part ``other``.
         """

@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+
+from sparring.contracts import LocalPath
 
 from sparring_train.config.names import NamedClassOrName
 from sparring_train.config.section import NonNegativeFloat, PositiveFloat, PositiveInt, Section
 
-__all__ = ["TrainingConfig"]
+__all__ = ["TrackerConfig", "TrainingConfig"]
+
+
+class TrackerConfig(Section):
+    """A tracker that records the configuration, metrics and report of the run."""
+
+    kind: str = Field(
+        min_length=1,
+        description="`tensorboard`, `mlflow`, `wandb`, or one that a plugin registers.",
+    )
+    url: LocalPath | None = Field(
+        None,
+        min_length=1,
+        description="TensorBoard: folder of event files; null: `runs`. MLflow: tracking URI; null: its "
+        "`MLFLOW_TRACKING_URI`. W&B: address of the server; null: its own. Relative paths start at the "
+        "folder of the configuration file.",
+    )
+    project: str = Field(
+        "sparring",
+        min_length=1,
+        description="Folder in `url` for TensorBoard, experiment of MLflow, project of W&B.",
+    )
+    name: str | None = Field(
+        None, min_length=1, description="Name of the run; null: chosen by the tracker."
+    )
+
+
+def _kind_alone(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+TrackerOrKind = Annotated[TrackerConfig, BeforeValidator(_kind_alone)]
+"""A tracker without further settings may be written as its kind."""
 
 
 class TrainingConfig(Section):
@@ -73,4 +107,10 @@ class TrainingConfig(Section):
         "raise",
         description="Handling of NaN or infinite gradients: `raise` ends training with an error before "
         "a row changes; `skip` leaves the affected rows unchanged and counts them.",
+    )
+    trackers: Annotated[tuple[TrackerOrKind, ...], Field(strict=False, max_length=16)] = Field(
+        (),
+        description="Trackers that record the run, on the first rank: `[tensorboard, {kind: mlflow, url: "
+        "http://10.0.0.5:5000, project: clicks}]`. Each requires `pip install 'sparring-train[KIND]'`. The "
+        "loss is sent every `log_interval_seconds`. If a tracker fails later, training continues.",
     )
