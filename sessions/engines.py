@@ -43,3 +43,16 @@ def engines(session: nox.Session) -> None:
     session.run("pytest", "-m", "long or not long", *(session.posargs or TESTS))
     if not session.posargs:
         session.run("pytest", "tests/test_documents.py", "-k", "run-on-ray")
+
+
+@nox.session
+def trackers(session: nox.Session) -> None:
+    """Tests all trackers and OpenTelemetry: reads back what TensorBoard, MLflow and W&B have recorded."""
+    # A store of MLflow in SQLite, for which its client does not require the packages.
+    session.install(TORCH, "pytest", "sqlalchemy", "alembic", silent=True)
+    install_family(
+        session,
+        *("cli", "testing", "storage-tiered", "packed", "serve", "framework-torch", "train"),
+        extras={"train": "[report,tensorboard,mlflow,wandb]"},
+    )
+    session.run("pytest", "packages/train/tests/trackers", *session.posargs)

@@ -57,7 +57,7 @@ TEST_EXTRAS = {
     "cli": "[metrics,parquet]",
     "plan": "[highspy]",
     "serve": "[metrics]",
-    "train": "[delta,iceberg,kafka,metrics,nats,report]",
+    "train": "[delta,iceberg,kafka,metrics,nats,report,tensorboard]",
 }
 
 # Option with which `tests` passes the location of its wheels, so that nothing is compiled twice.

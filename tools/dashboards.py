@@ -104,7 +104,12 @@ def _dashboard(name: str, described: Mapping[str, Any]) -> dict[str, Any]:
         "time": {"from": "now-30m", "to": "now"},
         "templating": {
             "list": [
-                {"name": "source", "label": "Data source", "type": "datasource", "query": "prometheus"},
+                {
+                    "name": "source",
+                    "label": "Data source",
+                    "type": "datasource",
+                    "query": "prometheus",
+                },
                 {
                     "name": "job",
                     "label": "Job",

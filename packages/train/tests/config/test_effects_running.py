@@ -27,7 +27,7 @@ from sparring_tiered import ChangeNote
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
-from . import metrics_port_effects, own_classes, publish_effects, stream_effects
+from . import metrics_port_effects, own_classes, publish_effects, stream_effects, tracker_effects
 from .config_runs import RATINGS, Effects, Runs, all_keys, is_of_ranking
 from .test_effects import KEYS as ELSEWHERE
 
@@ -35,6 +35,7 @@ EFFECTS = Effects()
 publish_effects.register(EFFECTS)
 metrics_port_effects.register(EFFECTS)
 stream_effects.register_metrics(EFFECTS)
+tracker_effects.register(EFFECTS)
 
 OWN = own_classes.__name__
 

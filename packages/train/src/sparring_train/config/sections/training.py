@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from sparring.contracts import LocalPath
-
 from sparring_train.config.names import NamedClassOrName
 from sparring_train.config.section import NonNegativeFloat, PositiveFloat, PositiveInt, Section
 
@@ -111,6 +110,6 @@ class TrainingConfig(Section):
     trackers: Annotated[tuple[TrackerOrKind, ...], Field(strict=False, max_length=16)] = Field(
         (),
         description="Trackers that record the run, on the first rank: `[tensorboard, {kind: mlflow, url: "
-        "http://10.0.0.5:5000, project: clicks}]`. Each requires `pip install 'sparring-train[KIND]'`. The "
-        "loss is sent every `log_interval_seconds`. If a tracker fails later, training continues.",
+        "http://10.0.0.5:5000, project: clicks}]`. Each requires `pip install 'sparring-train[KIND]'`. "
+        "The loss is sent every `log_interval_seconds`. If a tracker fails later, training continues.",
     )
