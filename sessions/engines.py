@@ -53,6 +53,6 @@ def trackers(session: nox.Session) -> None:
     install_family(
         session,
         *("cli", "testing", "storage-tiered", "packed", "serve", "framework-torch", "train"),
-        extras={"train": "[report,tensorboard,mlflow,wandb]"},
+        extras={"train": "[report,tensorboard,mlflow,wandb,otel]"},
     )
-    session.run("pytest", "packages/train/tests/trackers", *session.posargs)
+    session.run("pytest", "packages/train/tests/trackers", "packages/serve/tests/test_traces.py")

@@ -54,7 +54,7 @@ TEMPLATES = ("_template", "_template_collective", "_template_kinds")
 # Requirements of tests, by package. Our own distributions are installed from this checkout.
 TEST_EXTRAS = {
     "collective-mpi": "[mpich]",
-    "cli": "[metrics,parquet]",
+    "cli": "[metrics,otel,parquet]",
     "plan": "[highspy]",
     "serve": "[metrics]",
     "train": "[delta,iceberg,kafka,metrics,nats,report,tensorboard]",

@@ -137,6 +137,19 @@ def reliability(session: nox.Session) -> None:
 
 
 @nox.session
+def dashboards(session: nox.Session) -> None:
+    """Runs all queries of the dashboards on a real Prometheus, and draws them; takes three minutes.
+
+    ``-- --output FOLDER`` chooses the folder of the pictures.
+    """
+    session.install(TORCH, "matplotlib", silent=True)
+    made = ("cli", "storage-tiered", "backend-hkv", "packed", "serve", "framework-torch", "train")
+    install_family(session, *made, extras={"train": "[metrics]", "serve": "[metrics]"})
+    install_programs(session)
+    session.run("python", "tools/record_dashboards.py", *session.posargs)
+
+
+@nox.session
 def fuzz(session: nox.Session) -> None:
     """Fuzzes the packed reader and the request decoder, and prints coverage.
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-__all__ = ["Panel", "Query", "generated_files", "panels_of", "read_dashboards"]
+__all__ = ["Panel", "Query", "generated_files", "of_job", "panels_of", "read_dashboards"]
 
 ROOT = Path(__file__).parents[1]
 PANELS = ROOT / "configs/grafana/panels.yaml"
@@ -150,7 +150,7 @@ def _placed(described: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 {
                     "refId": chr(ord("A") + letter),
                     "datasource": _DATA_SOURCE,
-                    "expr": _of_job(query.query),
+                    "expr": of_job(query.query),
                     "legendFormat": query.legend,
                     "instant": each.kind in ("stat", "bars"),
                     "range": each.kind not in ("stat", "bars"),
@@ -160,7 +160,7 @@ def _placed(described: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _of_job(query: str) -> str:
+def of_job(query: str) -> str:
     """Adds the selector of the job to each metric."""
     query = re.sub(r"\b(sparring_\w+)\{", r'\1{job=~"$job",', query)
     return re.sub(r"\b(sparring_\w+)(?![\w{])", r'\1{job=~"$job"}', query)

@@ -38,7 +38,12 @@ if TYPE_CHECKING:
     from sparring_cli.documents.writer import as_yaml
     from sparring_cli.exit_codes import ExitCode, exit_code_of
     from sparring_cli.gpus import Gpu, Gpus, inspect_gpus
-    from sparring_cli.hookspecs import InspectorDescriptor
+    from sparring_cli.hookspecs import (
+        InspectorDescriptor,
+        JobCheck,
+        JobCheckerDescriptor,
+        JobRequest,
+    )
     from sparring_cli.machine import Machine, inspect_machine, list_installed_versions
     from sparring_cli.metrics.exporter import (
         MetricsAccess,
@@ -69,6 +74,13 @@ if TYPE_CHECKING:
     from sparring_cli.snapshots.export import export_tables, read_embedding_parts
     from sparring_cli.snapshots.table_import import import_table
     from sparring_cli.snapshots.verify import SnapshotProblem, VerifyReport, verify_snapshot
+    from sparring_cli.tracing import (
+        call_span,
+        server_span,
+        trace_headers,
+        tracer,
+        use_tracer_provider,
+    )
 
 _HOMES = {
     "documents.explanations": "explain_error",
@@ -83,7 +95,7 @@ _HOMES = {
     "documents.document": "Document DocumentModel read_document",
     "documents.paths": "resolve_path with_paths",
     "exit_codes": "ExitCode exit_code_of",
-    "hookspecs": "InspectorDescriptor",
+    "hookspecs": "InspectorDescriptor JobCheck JobCheckerDescriptor JobRequest",
     "gpus": "Gpu Gpus inspect_gpus",
     "machine": "Machine inspect_machine list_installed_versions",
     "metrics.exporter": "MetricsAccess MetricsExporter write_metrics_file",
@@ -99,6 +111,7 @@ _HOMES = {
     "snapshots.export": "read_embedding_parts export_tables",
     "snapshots.table_import": "import_table",
     "snapshots.verify": "SnapshotProblem VerifyReport verify_snapshot",
+    "tracing": "call_span server_span trace_headers tracer use_tracer_provider",
 }
 
 __all__ = [
@@ -113,6 +126,9 @@ __all__ = [
     "Gpu",
     "Gpus",
     "InspectorDescriptor",
+    "JobCheck",
+    "JobCheckerDescriptor",
+    "JobRequest",
     "JsonOption",
     "Limits",
     "Machine",
@@ -168,6 +184,11 @@ __all__ = [
     "read_text",
     "resolve_path",
     "find_shape",
+    "server_span",
+    "call_span",
+    "trace_headers",
+    "tracer",
+    "use_tracer_provider",
     "verify_snapshot",
     "with_paths",
     "write_metrics_file",

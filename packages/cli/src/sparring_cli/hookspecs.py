@@ -1,4 +1,5 @@
-"""Hooks of sparring-cli: inspectors, which show other kinds of files with ``sparring inspect``.
+"""Hooks of sparring-cli: inspectors, which show other kinds of files with ``sparring inspect``, and
+checks of jobs for ``sparring doctor``.
 
 Implement them with ``@hookimpl(optionalhook=True)``, so that the plugin also loads if sparring-cli
 is not installed.
@@ -9,12 +10,23 @@ is not installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from sparring.contracts import Descriptor, hookspec
 
-__all__ = ["InspectorDescriptor", "sparring_register_inspectors"]
+if TYPE_CHECKING:
+    from sparring import PluginManager
+
+__all__ = [
+    "InspectorDescriptor",
+    "JobCheck",
+    "JobCheckerDescriptor",
+    "JobRequest",
+    "sparring_register_inspectors",
+    "sparring_register_job_checkers",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +42,50 @@ class InspectorDescriptor(Descriptor):
     inspect: Callable[[str, bool, bool], None]
 
 
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """A job that is checked before it starts."""
+
+    config: str
+    """Path of its configuration."""
+    overrides: Sequence[str] = ()
+    num_ranks: int = 1
+    """Number of ranks on this machine."""
+    world_size: int = 1
+    """Number of ranks on all machines."""
+    num_rows: int | None = None
+    """Expected number of rows of all tables; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobCheck:
+    """Result of one check."""
+
+    operation: str
+    """What was tried, such as ``listen on metrics.port``."""
+    status: Literal["ok", "failed", "skipped"]
+    found: str
+    expected: str = ""
+    """Only if it failed, like `fix`."""
+    fix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobCheckerDescriptor(Descriptor):
+    """Checks of jobs of one program, whose name is `name`, for ``sparring doctor --job``.
+
+    `check(request, plugin_manager)` yields a `JobCheck` for each check of a `JobRequest`. It changes
+    nothing permanently.
+    """
+
+    check: Callable[[JobRequest, PluginManager], Iterator[JobCheck]]
+
+
 @hookspec
 def sparring_register_inspectors() -> Sequence[InspectorDescriptor]:
     """Returns the inspectors of this plugin, one per kind of folder."""
+
+
+@hookspec
+def sparring_register_job_checkers() -> Sequence[JobCheckerDescriptor]:
+    """Returns the checks of jobs of this plugin, one per program."""

@@ -9,6 +9,7 @@ from sparring.contracts import API_VERSION, CommandDescriptor, hookimpl
 from sparring_train.lazy_import import lazy_import
 
 if TYPE_CHECKING:
+    from sparring_cli import JobCheckerDescriptor
     from sparring_serve import EvaluatorDescriptor
     from sparring_train.hookspecs import (
         DataDescriptor,
@@ -128,6 +129,20 @@ def sparring_register_trackers() -> Sequence[TrackerDescriptor]:
     from sparring_train.built_in_kinds import tracker_kinds
 
     return tracker_kinds()
+
+
+@hookimpl(optionalhook=True)
+def sparring_register_job_checkers() -> Sequence[JobCheckerDescriptor]:
+    from sparring_cli import JobCheckerDescriptor
+
+    return [
+        JobCheckerDescriptor(
+            name="train",
+            api_version=API_VERSION,
+            summary="Checks before `sparring train`.",
+            check=lazy_import("checks.job:check_job"),
+        )
+    ]
 
 
 @hookimpl(optionalhook=True)

@@ -1,10 +1,11 @@
-"""``sparring doctor``: reports the installation and the machine, for troubleshooting."""
+"""``sparring doctor``: reports the installation and the machine, and checks a job before it starts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,10 +15,13 @@ from rich.text import Text
 from sparring import PluginManager
 from sparring.adapter import native_failure
 from sparring.contracts import Descriptor
+from sparring.errors import PluginError
+from sparring_cli import hookspecs
 from sparring_cli.commands.plugins import plugins_as_json, print_plugins
 from sparring_cli.context import get_command_context
 from sparring_cli.exit_codes import ExitCode
 from sparring_cli.gpus import Gpus, inspect_gpus
+from sparring_cli.hookspecs import JobCheck, JobCheckerDescriptor, JobRequest
 from sparring_cli.machine import (
     Machine,
     Native,
@@ -37,16 +41,58 @@ def add_doctor(application: typer.Typer) -> None:
         "doctor",
         doctor,
         group="Operate",
-        examples=["sparring doctor", "sparring doctor --json"],
+        examples=[
+            "sparring doctor",
+            "sparring doctor --json",
+            "sparring doctor --job run.yaml --rows 100000000 --ranks 4",
+        ],
     )
 
 
 def doctor(
     context: typer.Context,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[DOTTED.KEY=VALUE]...", help="Values for keys of the configuration of --job."
+        ),
+    ] = None,
+    job: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CONFIG",
+            help="Check what the run of this configuration requires: ports, clocks, versions, memory, "
+            "and its folders, data and storage. Nothing is changed permanently.",
+        ),
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            help="Expected number of rows of all tables of the run. Default: those of its newest "
+            "snapshot.",
+            min=1,
+        ),
+    ] = None,
+    ranks: Annotated[
+        int, typer.Option(help="Number of ranks of the run on this machine.", min=1)
+    ] = 1,
+    world_size: Annotated[
+        int | None,
+        typer.Option(help="Number of ranks on all machines. Default: --ranks.", min=1),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Report on this installation and this machine: versions, plugins, processor, memory, GPUs."""
+    """Report on this installation and this machine, or check what a training run requires."""
     manager = get_command_context(context).plugin_manager
+    if job is not None:
+        _check_job(
+            manager,
+            JobRequest(str(job), overrides or (), ranks, max(world_size or 1, ranks), rows),
+            as_json=as_json,
+        )
+        return
+    if overrides:
+        raise typer.BadParameter("values of a configuration require --job CONFIG")
     problems = [failure for failure in (native_failure(),) if failure is not None]
     versions = list_installed_versions()
     native = None if problems else inspect_native()
@@ -79,6 +125,44 @@ def doctor(
         _print_plugins(console, manager, unavailable)
     if problems:
         raise typer.Exit(ExitCode.FAILURE)
+
+
+def _check_job(manager: PluginManager, request: JobRequest, *, as_json: bool) -> None:
+    manager.extend(hookspecs, {"job_checkers": JobCheckerDescriptor})
+    checkers = [
+        each.descriptor
+        for each in manager.descriptors()
+        if isinstance(each.descriptor, JobCheckerDescriptor)
+    ]
+    if not checkers:
+        raise PluginError(
+            "sparring doctor --job: no plugin checks jobs; run: pip install sparring-train"
+        )
+    checks = [check for each in checkers for check in each.check(request, manager)]
+    failed = [each for each in checks if each.status == "failed"]
+    if as_json:
+        print_json({"checks": [asdict(each) for each in checks], "num_failed": len(failed)})
+    else:
+        _print_checks(make_console(), checks)
+    if failed:
+        raise typer.Exit(ExitCode.FAILURE)
+
+
+_STYLES = {"ok": "green", "failed": "bold red", "skipped": "yellow"}
+
+
+def _print_checks(console: Console, checks: Sequence[JobCheck]) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    table.add_column("check", overflow="fold")
+    table.add_column("found", overflow="fold")
+    for each in checks:
+        status = Text(each.status, style=_STYLES[each.status])
+        found = Text(each.found)
+        if each.status == "failed":
+            found.append(f"\nexpected: {each.expected}\nfix: {each.fix}")
+        table.add_row(status, Text(each.operation), found)
+    console.print(table)
 
 
 def _print_problems(console: Console, problems: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from sparring.errors import ConfigError
+from sparring_cli import trace_headers
 from sparring_serve.client.transport import NO_ANSWER_YET, PROBE_SECONDS, Outcome, Send
 from sparring_serve.config import ClientConfig, TlsFiles
 from sparring_serve.security import WatchedFile, read_token
@@ -55,8 +56,10 @@ class _Connections:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        token = self._token
-        return None if token is None else (("authorization", f"Bearer {token.value}"),)
+        headers, token = trace_headers(), self._token
+        if token is not None:
+            headers = (("authorization", f"Bearer {token.value}"), *headers)
+        return headers or None
 
     def _open(self, address: str) -> Any:
         config = self._config

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import ClosedError, InvalidArgumentError
+from sparring_cli import call_span
 from sparring_serve.client.answer import LookupReply
 from sparring_serve.client.arguments import check_text
 from sparring_serve.client.grpc_transport import AsyncGrpcTransport, GrpcTransport
@@ -317,7 +318,8 @@ class LookupClient(Client):
 
     def _run(self, steps: Steps[_Result]) -> _Result:
         self._check_open()
-        return run_steps(steps, self._transport)
+        with call_span(_span_name(steps)):
+            return run_steps(steps, self._transport)
 
 
 class AsyncLookupClient(Client):
@@ -417,15 +419,22 @@ class AsyncLookupClient(Client):
 
     async def _run(self, steps: Steps[_Result]) -> _Result:
         self._check_open()
-        outcomes: Iterable[Outcome] | None = None
-        while True:
-            try:
-                sends = next(steps) if outcomes is None else steps.send(outcomes)
-            except StopIteration as ended:
-                result: _Result = ended.value
-                return result
-            if isinstance(sends, Pause):
-                await self._transport.pause(sends.seconds)
-                outcomes = ()
-            else:
-                outcomes = await self._transport.exchange(sends)
+        with call_span(_span_name(steps)):
+            outcomes: Iterable[Outcome] | None = None
+            while True:
+                try:
+                    sends = next(steps) if outcomes is None else steps.send(outcomes)
+                except StopIteration as ended:
+                    result: _Result = ended.value
+                    return result
+                if isinstance(sends, Pause):
+                    await self._transport.pause(sends.seconds)
+                    outcomes = ()
+                else:
+                    outcomes = await self._transport.exchange(sends)
+
+
+def _span_name(steps: Steps[Any]) -> str:
+    """Returns ``client pull`` for the generator `pull_steps`."""
+    name: str = getattr(steps, "__name__", "call")
+    return f"client {name.removesuffix('_steps')}"

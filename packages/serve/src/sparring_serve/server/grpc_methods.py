@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import grpc
 
 from sparring.errors import DeadlineError
+from sparring_cli import server_span
 from sparring_serve import inference
 from sparring_serve.model_parts import read_model
 from sparring_serve.recommendation import recommend
@@ -310,7 +311,12 @@ class _Call:
         audit = AuditLine(self.name, context) if self.name in AUDITED else None
         outcome, answer = "failed", b""
         try:
-            answer = self._answer(messages, context, audit)
+            with server_span(
+                f"server {self.name}",
+                context.invocation_metadata,
+                {"sparring.shard": self.methods.service.position.shard},
+            ):
+                answer = self._answer(messages, context, audit)
             outcome = "done"
             return answer
         except StatusError as refusal:

@@ -10,11 +10,12 @@ from typing import Any
 from sparring import StepContainer
 from sparring.adapter import Coordinator, Trace
 from sparring.errors import SparringError
-from sparring_cli import MetricsAccess
+from sparring_cli import MetricsAccess, tracer
 from sparring_train.config.run import ReportConfig
 from sparring_train.config.sections.metrics import MetricsConfig
 from sparring_train.metrics_files.writer import MetricsWriter
 from sparring_train.report.step_times import StepTimes
+from sparring_train.report.step_traces import StepTraces
 
 __all__ = ["metrics_output", "trace_output"]
 
@@ -68,11 +69,15 @@ def metrics_output(
 def trace_output(
     container: StepContainer, config: ReportConfig, metrics: MetricsConfig
 ) -> Iterator[None]:
-    """Measures times for the report and for metrics, and writes a trace of all ranks if the block
-    succeeds."""
+    """Measures times for the report, for metrics and for OpenTelemetry, and writes a trace of all ranks
+    if the block succeeds."""
     path, rank = config.trace_path, container.collective.rank
     has_metrics = metrics.port is not None or metrics.path is not None
-    if has_metrics or (config.path is not None and rank == 0):
+    if (found := tracer()) is not None:
+        traces = StepTraces(rank, found, keeps_spans=path is not None)
+        container.trace = traces
+        container.after_step.append(lambda: traces.end_step(container.counters.steps))
+    elif has_metrics or (config.path is not None and rank == 0):
         container.trace = StepTimes(rank, keeps_spans=path is not None)
     elif path is not None:
         container.trace = Trace(rank)
