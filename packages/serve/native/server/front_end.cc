@@ -134,6 +134,7 @@ Metrics::Gauges FrontEnd::gauges() const {
   found.emplace_back("refresh_seconds", refresher_->last_seconds());
   found.emplace_back("bytes_in_flight",
                      static_cast<double>(service_.bytes_in_flight()));
+  found.emplace_back("oldest_call_seconds", work_.oldest_seconds());
   add_process_gauges(found);
   return found;
 }

@@ -2,10 +2,12 @@
 #ifndef SPARRING_SERVE_SERVER_WORK_THREADS_H_
 #define SPARRING_SERVE_SERVER_WORK_THREADS_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -29,6 +31,13 @@ class WorkThreads {
     has_work_.notify_one();
   }
 
+  // Returns the time since the longest work in progress began; 0 if there is none.
+  double oldest_seconds() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (begins_.empty()) return 0;
+    return std::chrono::duration<double>(Clock::now() - *begins_.begin()).count();
+  }
+
   // Completes submitted work and ends the threads. Further calls do nothing.
   void close() {
     {
@@ -41,6 +50,8 @@ class WorkThreads {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   void run() {
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
@@ -48,15 +59,18 @@ class WorkThreads {
       if (queue_.empty()) return;
       const std::function<void()> work = std::move(queue_.front());
       queue_.pop_front();
+      const auto place = begins_.insert(Clock::now());
       lock.unlock();
       work();
       lock.lock();
+      begins_.erase(place);
     }
   }
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable has_work_;
   std::deque<std::function<void()>> queue_;
+  std::multiset<Clock::time_point> begins_;  // of work in progress
   bool is_closed_ = false;
   std::vector<std::thread> threads_;
 };

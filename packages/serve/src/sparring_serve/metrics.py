@@ -34,8 +34,7 @@ HELP = {
     "memory_bytes": "Memory of the process without pages of mapped files",
     "memory_limit_bytes": "Limit of the container's memory, or the memory of the machine",
     "start_seconds": "Time since 1970 at which the process started",
-    "oldest_call_seconds": "Time for which the longest call in progress has occupied a thread of the "
-    "server in Python",
+    "oldest_call_seconds": "Time for which the longest call in progress has occupied a thread",
     "rejected_total": "Calls that were rejected, by reason",
     "client_calls_total": "Calls of clients with a quota, by client and result: admitted or rejected",
     "client_ids_total": "Ids that clients with a quota requested or pushed, by client",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparring import count_rows
-from sparring.contracts import validate_options
+from sparring.contracts import is_path, validate_options
 from sparring.errors import ConfigError, SparringError
 from sparring_cli import JobCheck, JobRequest
 from sparring_train.checks.machine import check_memory, check_port, check_versions
@@ -56,8 +56,8 @@ def check_job(request: JobRequest, manager: PluginManager) -> Iterator[JobCheck]
         for rank in range(request.num_ranks):
             yield check_port("metrics.port", config.metrics.host, port + rank)
     rows = request.num_rows if request.num_rows is not None else _known_rows(config)
-    yield from _check_memory(config, rows, request)
-    yield from _check_folders(config, rows)
+    yield from _check_memory(config, rows, request, manager)
+    yield from _check_folders(config, rows, request.world_size, manager)
     yield from _check_data(config, manager)
     yield from _check_storage(config, manager)
 
@@ -85,16 +85,42 @@ def _known_rows(config: RunConfig) -> int | None:
         return None  # The check of the folder reports why it cannot be read.
 
 
-def _check_memory(config: RunConfig, rows: int | None, request: JobRequest) -> Iterator[JobCheck]:
+def _check_memory(
+    config: RunConfig, rows: int | None, request: JobRequest, manager: PluginManager
+) -> Iterator[JobCheck]:
     needed: dict[str, int] = {}
     if config.tables.memory_bytes is not None:
         needed["tables.memory_bytes"] = config.tables.memory_bytes
     elif rows is not None:
-        needed["the expected rows"] = rows * _row_bytes(config) // request.world_size
+        needed["the expected rows"] = _estimate(
+            config, rows // request.world_size, manager
+        ).get("host", 0)
     yield from check_memory(needed, request.num_ranks)
 
 
-def _check_folders(config: RunConfig, rows: int | None) -> Iterator[JobCheck]:
+def _estimate(config: RunConfig, rows: int, manager: PluginManager) -> Mapping[str, int]:
+    """Returns the kinds of memory and their bytes, by the estimate of the storage for rows of the largest table, with the state of Adam."""
+    table = max(config.list_tables(), key=lambda each: each.dim)
+    table = table.with_state((_VECTORS_PER_ROW - 1) * table.dim)
+    descriptor = manager.storage(config.storage.backend)
+    if descriptor.estimate_bytes is None:
+        return {"host": rows * _row_bytes(config)}
+    options = validate_options("storage", descriptor, _options(config, table.name))
+    more = () if descriptor.inner is None else (manager,)
+    return descriptor.estimate_bytes(table, options, rows, *more)
+
+
+def _options(config: RunConfig, table: str) -> Mapping[str, Any]:
+    """Returns the options of the storage of rank 0."""
+    return {
+        key: each.format(rank=0, world_size=1, table=table) if isinstance(each, str) else each
+        for key, each in config.storage.options.items()
+    }
+
+
+def _check_folders(
+    config: RunConfig, rows: int | None, world_size: int, manager: PluginManager
+) -> Iterator[JobCheck]:
     size = None if rows is None else rows * _row_bytes(config)
     seconds = config.snapshots.deadline_seconds
     if config.snapshots.url is not None:
@@ -102,10 +128,29 @@ def _check_folders(config: RunConfig, rows: int | None) -> Iterator[JobCheck]:
         needed = None if size is None else size * num_kept
         yield from check_folder("snapshots.url", config.snapshots.url, needed, seconds * num_kept)
     if config.publish.url is not None:
-        yield from check_folder("publish.url", config.publish.url, size, seconds)
+        served = None if size is None else size // _VECTORS_PER_ROW
+        yield from check_folder("publish.url", config.publish.url, served, seconds)
+    disk = None if rows is None else _estimate(config, rows // world_size, manager).get("disk")
+    backend, options = config.storage.backend, _options(config, config.list_tables()[0].name)
+    for setting, path in _storage_paths(backend, options, "storage.options", manager):
+        yield from check_folder(setting, path, disk, seconds)
     for setting, path in _files(config):
         folder = path.rpartition("/")[0] or "."
         yield from check_folder(setting, folder, None, seconds)
+
+
+def _storage_paths(
+    backend: str, options: Mapping[str, Any], at: str, manager: PluginManager
+) -> Iterator[tuple[str, str]]:
+    """Yields the key and the path of each folder in the options of a storage and of its tiers."""
+    descriptor = manager.storage(backend)
+    for name, field in descriptor.options.model_fields.items():
+        if is_path(field) and isinstance(options.get(name), str):
+            yield f"{at}.{name}", options[name]
+    if descriptor.inner is not None:
+        for each in descriptor.inner(validate_options("storage", descriptor, options)):
+            below = f"{at}.{'.'.join(map(str, each.path))}.options"
+            yield from _storage_paths(each.backend, each.options, below, manager)
 
 
 def _files(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -189,13 +234,9 @@ def _check_storage(config: RunConfig, manager: PluginManager) -> Iterator[JobChe
     if descriptor.found is None:
         return
     table = config.list_tables()[0]
-    values: Mapping[str, Any] = {
-        key: each.format(rank=0, world_size=1, table=table.name) if isinstance(each, str) else each
-        for key, each in config.storage.options.items()
-    }
     operation = f"open storage {config.storage.backend}"
     try:
-        found = descriptor.found(table, validate_options("storage", descriptor, values))
+        found = descriptor.found(table, validate_options("storage", descriptor, _options(config, table.name)))
     except Exception as error:  # Clients of databases raise their own errors.
         yield JobCheck(
             operation,
