@@ -68,7 +68,7 @@ def doctor(
     rows: Annotated[
         int | None,
         typer.Option(
-            help="Expected number of rows of all tables of the run. Default: those of its newest "
+            help="Expected number of rows of all tables of the run. Default: the rows of its newest "
             "snapshot.",
             min=1,
         ),

@@ -92,9 +92,9 @@ def _check_memory(
     if config.tables.memory_bytes is not None:
         needed["tables.memory_bytes"] = config.tables.memory_bytes
     elif rows is not None:
-        needed["the expected rows"] = _estimate(
-            config, rows // request.world_size, manager
-        ).get("host", 0)
+        needed["the expected rows"] = _estimate(config, rows // request.world_size, manager).get(
+            "host", 0
+        )
     yield from check_memory(needed, request.num_ranks)
 
 
@@ -236,7 +236,9 @@ def _check_storage(config: RunConfig, manager: PluginManager) -> Iterator[JobChe
     table = config.list_tables()[0]
     operation = f"open storage {config.storage.backend}"
     try:
-        found = descriptor.found(table, validate_options("storage", descriptor, _options(config, table.name)))
+        found = descriptor.found(
+            table, validate_options("storage", descriptor, _options(config, table.name))
+        )
     except Exception as error:  # Clients of databases raise their own errors.
         yield JobCheck(
             operation,

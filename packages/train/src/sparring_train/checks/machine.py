@@ -32,7 +32,7 @@ def check_versions(installed: Mapping[str, str | None] | None = None) -> JobChec
     """Compares the versions of all packages of sparring, which must have the same minor version.
 
     Args:
-        installed: name → version; None: those of this Python.
+        installed: name → version; None: the installed ones.
     """
     found = list_installed_versions() if installed is None else installed
     ours = {name: each for name, each in found.items() if name.startswith("sparring") and each}
@@ -59,7 +59,7 @@ def check_memory(
     Args:
         table_bytes: source of the number → bytes of all tables of one rank.
         num_ranks: number of ranks on this machine.
-        available: available bytes; None: those of this machine.
+        available: available bytes; None: the memory of this machine.
     """
     if available is None:
         available = inspect_machine().available_bytes
