@@ -2,7 +2,7 @@
 
     python tools/dashboards.py     writes configs/grafana/*.json and configs/prometheus/rules.yaml
 
-The dashboards are described in configs/grafana/panels.yaml. The rules are those of the PrometheusRule in
+The dashboards are described in configs/grafana/panels.yaml. The rules come from the PrometheusRule in
 configs/kubernetes/alarms.yaml, for a Prometheus without its operator.
 """
 
