@@ -99,7 +99,8 @@ def _check_memory(
 
 
 def _estimate(config: RunConfig, rows: int, manager: PluginManager) -> Mapping[str, int]:
-    """Returns the kinds of memory and their bytes, by the estimate of the storage for rows of the largest table, with the state of Adam."""
+    """Returns kind of memory → bytes, as the storage estimates them for rows of the largest table
+    with the state of Adam."""
     table = max(config.list_tables(), key=lambda each: each.dim)
     table = table.with_state((_VECTORS_PER_ROW - 1) * table.dim)
     descriptor = manager.storage(config.storage.backend)

@@ -29,6 +29,7 @@ class StepTraces(StepTimes):
         self._tracer = tracer
         self._driver = threading.get_ident()
         self._stages: list[tuple[int, int, str]] = []
+        self._due: int | None = None
         self._step_begin = time.perf_counter_ns()
         # Spans have wall time; `time.perf_counter_ns` measures durations.
         self._epoch = time.time_ns() - time.perf_counter_ns()
@@ -42,6 +43,8 @@ class StepTraces(StepTimes):
                 yield
         finally:
             self._note(name, begin, time.perf_counter_ns())
+            if self._due is not None and not self._open:
+                self._send_step(self._due)
 
     def add(
         self,
@@ -58,11 +61,17 @@ class StepTraces(StepTimes):
             self._note(name, begin_ns, end_ns)
 
     def end_step(self, step: int) -> None:
-        """Sends the spans since the previous step.
+        """Sends the spans since the previous step, once the spans that are open have ended.
 
         Args:
             step: number of completed steps.
         """
+        self._due = step
+        if not self._open:
+            self._send_step(step)
+
+    def _send_step(self, step: int) -> None:
+        self._due = None
         begin, end = self._step_begin, time.perf_counter_ns()
         stages, self._stages, self._step_begin = self._stages, [], end
         root = self._tracer.start_span(
