@@ -110,6 +110,6 @@ class TrainingConfig(Section):
     trackers: Annotated[tuple[TrackerOrKind, ...], Field(strict=False, max_length=16)] = Field(
         (),
         description="Trackers that record the run, on the first rank: `[tensorboard, {kind: mlflow, url: "
-        "http://10.0.0.5:5000, project: clicks}]`. Each requires an extra: `pip install 'sparring-train[mlflow]'`. "
-        "The loss is sent every `log_interval_seconds`. If a tracker fails later, training continues.",
+        "http://10.0.0.5:5000, project: clicks}]`. Each requires an extra: `pip install "
+        "'sparring-train[mlflow]'`. The loss is sent every `log_interval_seconds`. If a tracker fails later, training continues.",
     )
