@@ -111,5 +111,6 @@ class TrainingConfig(Section):
         (),
         description="Trackers that record the run, on the first rank: `[tensorboard, {kind: mlflow, url: "
         "http://10.0.0.5:5000, project: clicks}]`. Each requires an extra: `pip install "
-        "'sparring-train[mlflow]'`. The loss is sent every `log_interval_seconds`. If a tracker fails later, training continues.",
+        "'sparring-train[mlflow]'`. The loss is sent every `log_interval_seconds`. If a tracker fails "
+        "later, training continues.",
     )
