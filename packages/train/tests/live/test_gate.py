@@ -83,6 +83,16 @@ def test_the_gate_closes_within_windows_of_bad_events_and_opens_after_good_ones(
     assert [each for each in map(gate.add, model.windows(60)) if each] == []
 
 
+def test_repeated_bad_events_do_not_become_usual() -> None:
+    model = Model(num_events=1500)
+    gate = warmed_up(model)
+    for repetition in range(12):
+        changes = [each for each in map(gate.add, model.windows(6, "scrambled")) if each]
+        assert [type(each) for each in changes] == [Closing], f"repetition {repetition}"
+        changes = [each for each in map(gate.add, model.windows(15)) if each]
+        assert [type(each) for each in changes] == [Opening], f"repetition {repetition}"
+
+
 def test_the_gate_does_not_close_during_the_warm_up_or_while_the_model_improves() -> None:
     model = Model()
     gate = QualityGate(OPTIONS)

@@ -9,7 +9,8 @@ windows to a false alarm is at least c = windows per day / `false_alarms_per_day
 windows only. L is the mean log loss and H(p) the entropy of the window's own base rate, so that a
 changing base rate alone does not change NE. The prediction r comes from the Kalman filter of a random
 walk. Errors are limited to `_MOST_UPDATE` standard errors when they are learned, so that a bad window
-moves neither the prediction nor its variance far.
+moves neither the prediction nor its variance far. If the gate closes, the windows that it judges as bad
+are not learned: otherwise, repeated bad events would count as usual noise.
 
 **Standardized error.** The error of window i is x_i - r_i, with the sign that a worse model is positive.
 Its variance has two parts: the sampling variance s_i^2 of the window, which depends on its number of
@@ -233,6 +234,8 @@ class QualityGate:
         self._good_steps: list[int] = []
         self._suspicious_begin: float | None = None
         self._num_suspicious = 0
+        # State of both references before the first suspicious window.
+        self._trusted: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._num_good = 0
         self.log_evidence = 0.0
         """Logarithm of m."""
@@ -311,6 +314,7 @@ class QualityGate:
                 self._num_suspicious += 1
                 if self._suspicious_begin is None:
                     self._suspicious_begin = joined.begin
+                    self._trusted = self._loss.values(), self._auc.values()
             else:
                 self._forget_suspicion()
         self._learn(joined, loss, auc)
@@ -319,7 +323,7 @@ class QualityGate:
         return None
 
     def _forget_suspicion(self) -> None:
-        self._suspicious_begin, self._num_suspicious = None, 0
+        self._suspicious_begin, self._num_suspicious, self._trusted = None, 0, None
 
     def _learn(
         self, joined: _Joined, loss: tuple[float, float], auc: tuple[float, float] | None
@@ -336,6 +340,8 @@ class QualityGate:
         # bad events.
         good = self._good_steps[: len(self._good_steps) - self._num_suspicious]
         begin = joined.begin if self._suspicious_begin is None else self._suspicious_begin
+        if self._trusted is not None:
+            self._loss, self._auc = map(_Reference.of, self._trusted)
         self.is_closed, self._num_good, self.log_evidence = True, 0, 0.0
         self._good_steps = []
         count = self._num_suspicious + 1
@@ -357,6 +363,7 @@ class QualityGate:
             "good_steps": self._good_steps,
             "suspicious_begin": self._suspicious_begin,
             "num_suspicious": self._num_suspicious,
+            "trusted": self._trusted,
             "num_good": self._num_good,
             "log_evidence": self.log_evidence,
             "is_closed": self.is_closed,
@@ -371,6 +378,8 @@ class QualityGate:
         self._good_steps = list(values["good_steps"])
         self._suspicious_begin = values["suspicious_begin"]
         self._num_suspicious, self._num_good = values["num_suspicious"], values["num_good"]
+        trusted = values.get("trusted")  # Earlier versions did not keep it.
+        self._trusted = None if trusted is None else (trusted[0], trusted[1])
         self.log_evidence, self.is_closed = values["log_evidence"], values["is_closed"]
         self.num_returns = values.get("num_returns", 0)  # Earlier versions did not count them.
 
