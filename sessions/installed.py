@@ -41,8 +41,8 @@ class Cell:
     def overrides(self) -> list[str]:
         """Keys of the configuration that select the framework and the backend."""
         framework = "torch" if self.framework.startswith("torch") else "tensorflow"
-        path = ["tables.options={path: rows}"] if self.backend == "rocksdb" else []
-        return [f"framework={framework}", f"tables.backend={self.backend}", *path]
+        path = ["storage.options={path: rows}"] if self.backend == "rocksdb" else []
+        return [f"framework={framework}", f"storage.backend={self.backend}", *path]
 
 
 OLDEST_TORCH = "torch==2.4.1"
