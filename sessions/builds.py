@@ -239,7 +239,7 @@ def repair(session: nox.Session, job: Job, wheel: Path) -> Path:
     )  # fmt: skip
     (repaired,) = job.output.glob(f"{name}-{version}-{tags[0]}-*.whl")
     folders = map(str, (job.sources, job.folder, ROOT, Path.home()))
-    job.failures += find_paths(repaired, folders)
+    job.failures.extend(find_paths(repaired, folders))
     return repaired
 
 
