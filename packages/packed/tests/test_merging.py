@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
 import sparring_packed
 from sparring.errors import SnapshotDamagedError, SnapshotError
-from sparring_packed import WriteOptions
+from sparring_packed import WriteOptions, mirror
 from sparring_packed.library import DTYPES
 
 IDS = np.arange(-3_000, 3_000)
@@ -58,6 +60,28 @@ def test_a_merged_version_has_the_stored_bytes_of_the_chain(chain: Any) -> None:
     assert (written.num_rows, written.num_erased) == ({"item": 2}, {"item": 2})
     with sparring_packed.open(chain.served_url()) as tables:
         assert tables.find("item", [1, 10**9, 2, 3]).found.tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("chain", ["fp32"], indirect=True)
+def test_files_in_object_storage_are_copied_once(
+    chain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = fsspec.filesystem("memory")
+    folder = f"/merging/{uuid.uuid4().hex}"
+    system.put(str(chain.served), folder, recursive=True)
+    [*_, newest] = sorted(each.name for each in chain.served.iterdir() if each.is_dir())
+    copied: list[str] = []
+    download = mirror._download
+
+    def note(url: str, names: list[str], to: Path) -> None:
+        copied.extend(f"{url}/{name}" for name in names)
+        download(url, names, to)
+
+    monkeypatch.setattr(mirror, "_download", note)
+    url = f"memory:/{folder}/{newest}"
+    result = sparring_packed.merge(url, f"{url}-002", file_bytes=1 << 16)
+    assert result.num_rows == {"item": len(chain.rows)}
+    assert len(copied) == len(set(copied)) > 5
 
 
 @pytest.mark.parametrize("chain", ["fp32"], indirect=True)

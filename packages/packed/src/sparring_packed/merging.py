@@ -9,10 +9,10 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from sparring.adapter import BloomFilter, locate
+from sparring.adapter import BloomFilter
 from sparring.contracts import partition
 from sparring_packed.manifest import ServingTable, read_manifest
-from sparring_packed.tables import PackedTables, Verify
+from sparring_packed.tables import PackedTables
 from sparring_packed.version_files import (
     FILE_BYTES,
     NUM_PARTITIONS,
@@ -37,7 +37,8 @@ def merge(
     """Writes a full serving snapshot with the stored rows and the model of a delta.
 
     The bytes of the rows are copied, so quantized rows are not rounded again. The time depends on the
-    size of the tables and not on the number of snapshots that the run has saved.
+    size of the tables and not on the number of snapshots that the run has saved. Files in object storage
+    are copied to a temporary folder first.
 
     Args:
         url: URL of the delta.
@@ -68,8 +69,8 @@ def merge(
         {'item': 1}
     """
     with TemporaryDirectory(prefix="sparring-merge-") as cache:
-        rows = _StoredRows(url, cache)
-        with rows.mapped(_WHOLE, "all") as whole:
+        rows = _StoredRows(url)
+        with PackedTables(url, keep_versions=1, cache=cache) as whole:
             model = {
                 str(each.kind): whole.read_model(each.kind).content for each in rows.manifest.model
             }
@@ -85,18 +86,13 @@ class _StoredRows:
 
     whole: PackedTables
 
-    def __init__(self, url: str | os.PathLike[str], cache: str) -> None:
-        self._url, self._cache = url, cache
+    def __init__(self, url: str | os.PathLike[str]) -> None:
         self.manifest = read_manifest(url)
         self.step, self.source = self.manifest.step, self.manifest.source
 
-    def mapped(self, window: tuple[int, int], verify: Verify) -> PackedTables:
-        """Maps the files of a range of partitions."""
-        is_local = "://" not in locate(self._url)[0].url
-        cache = None if is_local else self._cache
-        return PackedTables(
-            self._url, verify=verify, keep_versions=1, partitions=window, cache=cache
-        )
+    def _mapped(self, window: tuple[int, int]) -> PackedTables:
+        """Maps the files of a range of partitions, or their copies."""
+        return PackedTables(self.whole.url, verify="open", keep_versions=1, partitions=window)
 
     def count_windows(self, table: ServingTable, file_bytes: int) -> int:
         wanted = self.whole.tables[table.name].num_rows * (table.row_bytes + 16) / file_bytes
@@ -111,7 +107,7 @@ class _StoredRows:
         none = np.empty(0, np.int64)
         keys, rows = [none], [np.empty((0, table.row_bytes), np.uint8)]
         is_whole = window == _WHOLE
-        with nullcontext(self.whole) if is_whole else self.mapped(window, "open") as tables:
+        with nullcontext(self.whole) if is_whole else self._mapped(window) as tables:
             for some, stored in tables.scan(table.name, dtype="stored"):
                 # Files of deltas may contain more partitions than the window.
                 place = partition(some)
