@@ -105,6 +105,9 @@ def test_a_train_job_sets_all_variables_that_start_the_ranks() -> None:
     assert "torch" not in runtime.body["spec"]["mlPolicy"]
     assert variables["PET_RDZV_ENDPOINT"] == f"{job.name}-node-0-0.{job.name}:29500"
     assert f"--nproc-per-node={variables['PET_NPROC_PER_NODE']}" in of_job["args"]
+    store = {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"}
+    assert store in node["env"]
+    assert store in of_job["env"]
     assert trainer["resourcesPerNode"] == of_job["resources"]
     plan_of_job = "plan=/etc/sparring/config/plan.yaml"
     expected = of_job["args"][of_job["args"].index("-m") :]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,8 +14,9 @@ pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
 import sparring_ray
 from sparring.errors import ConfigError, DataError, InvalidArgumentError, PluginError, SparringError
+from sparring_ray import training
 from sparring_ray.dataset import RayDataset
-from sparring_ray.training import _read_config
+from sparring_ray.training import _read_config, _run_worker
 from sparring_train import OpenRequest
 
 RAY = {
@@ -86,3 +88,13 @@ def test_listing_kinds_of_data_does_not_import_ray() -> None:
         "sys.exit('ray' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_workers_keep_freed_memory_before_they_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Mock()
+    for name in ("keep_freed_memory", "find_trainer", "SnapshotReports"):
+        monkeypatch.setattr(training, name, getattr(calls, name))
+    calls.find_trainer.return_value.train.return_value.rank = 1
+    assert _run_worker({"config": CONFIG}) is None
+    names = [name for name, *_ in calls.mock_calls]
+    assert names.index("keep_freed_memory") < names.index("find_trainer().train")

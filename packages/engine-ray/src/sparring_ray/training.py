@@ -18,6 +18,7 @@ from sparring_train import (
     TrainResult,
     config_as_yaml,
     find_trainer,
+    keep_freed_memory,
     load_config,
     parse_config,
 )
@@ -129,6 +130,7 @@ def _read_config(config: str | os.PathLike[str], overrides: Mapping[str, Any]) -
 
 def _run_worker(settings: Mapping[str, Any]) -> TrainResult | None:
     """Trains on one worker. Returns the result on the first one."""
+    keep_freed_memory()
     manager = make_plugin_manager()
     config = parse_config(settings["config"], source="sparring_ray.train", plugin_manager=manager)
     reports = SnapshotReports()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sparring_train.recommend.all_users import RecommendationOptions, open_recommendations
     from sparring_train.recommend.part_jobs import PartsResult, compute_parts, count_parts
     from sparring_train.registered_kinds import find_trainer
+    from sparring_train.run.allocator import keep_freed_memory
     from sparring_train.run.result import TrainResult
     from sparring_train.run.saved_run import open_run
     from sparring_train.streams import OffsetGoneError, StreamMessage, StreamRead, StreamSource
@@ -87,6 +88,7 @@ __all__ = [
     "find_trainer",
     "hash_column",
     "hash_polars",
+    "keep_freed_memory",
     "register_duckdb",
 ]
 
@@ -136,6 +138,7 @@ _HOMES = {
     "find_trainer": "registered_kinds",
     "hash_column": "engines",
     "hash_polars": "engines",
+    "keep_freed_memory": "run.allocator",
     "register_duckdb": "engines",
 }
 

@@ -22,10 +22,15 @@ def uniform_of_rows(first_row: int, num_rows: int, *, seed: int) -> npt.NDArray[
     OOPSLA 2014).
     """
     start = np.random.PCG64(seed % 2**64).random_raw()
-    rows = np.arange(first_row, first_row + num_rows, dtype=np.uint64)
-    word = np.uint64(start) + (rows + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    word = np.arange(first_row + 1, first_row + num_rows + 1, dtype=np.uint64)
+    word *= np.uint64(0x9E3779B97F4A7C15)
+    word += np.uint64(start)
+    word ^= word >> np.uint64(30)
+    word *= np.uint64(0xBF58476D1CE4E5B9)
+    word ^= word >> np.uint64(27)
+    word *= np.uint64(0x94D049BB133111EB)
     word ^= word >> np.uint64(31)
-    uniform: npt.NDArray[np.float64] = (word >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    word >>= np.uint64(11)
+    uniform: npt.NDArray[np.float64] = word.astype(np.float64)
+    uniform *= 2.0**-53
     return uniform

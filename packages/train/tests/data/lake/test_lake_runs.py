@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow
 import pytest
@@ -13,6 +14,7 @@ from sparring import latest_snapshot, make_plugin_manager
 from sparring.errors import ConfigError
 from sparring_train import find_trainer
 from sparring_train.config.reading.loader import parse_config
+from sparring_train.data.lake import table
 from sparring_train.report.run_data import read_report
 from sparring_train.run.result import SilentProgress, TrainResult
 
@@ -21,11 +23,14 @@ from .lake_tables import make_lake
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
+if TYPE_CHECKING:
+    from ...config.config_runs import Ran, Runs
+
 LOG = click_log(300).append_column("day", pyarrow.array(["2026-01-31"] * 300))
 
 
-def train(lake: Any, folder: Path, *overrides: str) -> TrainResult:
-    text = f"""
+def text_of(lake: Any, folder: Path) -> str:
+    return f"""
 data:
   kind: table
   path: {lake.url}
@@ -36,8 +41,11 @@ model: {{kind: dlrm, embedding_dim: 2, bottom_mlp: [3], top_mlp: [3]}}
 snapshots: {{url: {folder}/run}}
 threads: 1
 """
+
+
+def train(lake: Any, folder: Path, *overrides: str) -> TrainResult:
     manager = make_plugin_manager()
-    config = parse_config(text, overrides, plugin_manager=manager)
+    config = parse_config(text_of(lake, folder), overrides, plugin_manager=manager)
     return find_trainer("torch", manager).train(config, manager, SilentProgress())
 
 
@@ -63,3 +71,46 @@ def test_a_resumed_run_reads_the_version_that_it_started_with(tmp_path: Path) ->
         ConfigError, match=r"its run has data_fingerprint .*; restore the table, or"
     ):
         train(lake, tmp_path, "training.epochs=3", "snapshots.resume=true")
+
+
+def test_ranks_read_one_version_and_all_of_them_reject_other_data(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, newest = make_lake("delta", runs.folder), table.open_lake
+
+    def open_after_another_writer(path: str, version: str | None, *rest: Any) -> Any:
+        if version is None:
+            lake.add(LOG.slice(200, 20))
+        return newest(path, version, *rest)
+
+    def run(*overrides: str) -> list[Future[Ran]]:
+        runs.parts.groups.clear()
+        places = [
+            f"{{backend: threads, options: {{rank: {rank}, world_size: 2}}}}" for rank in (0, 1)
+        ]
+        configs = [
+            runs.config(
+                text_of(lake, runs.folder),
+                "collective.backend=threads",
+                f"rendezvous={place}",
+                *overrides,
+            )
+            for place in places
+        ]
+        with ThreadPoolExecutor(2) as threads:
+            return [threads.submit(runs.train, each) for each in configs]
+
+    lake.add(LOG.slice(0, 200))
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "open_lake", open_after_another_writer)
+        # A rank that looked for the newest version itself would find version 2.
+        assert [each.result().end.extra["data_version"] for each in run()] == [1, 1]
+
+    shutil.rmtree(runs.folder / "a table")
+    for begin in (100, 200):
+        lake.add(LOG.slice(begin, 100))
+    for each in run("training.epochs=2", "snapshots.resume=true"):
+        with pytest.raises(
+            ConfigError, match=r"its run has data_fingerprint .*; restore the table"
+        ):
+            each.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pyarrow import csv, parquet
 
 from sparring import hash_strings
 from sparring.errors import DataError
+from sparring_train.data.table import parquet_dataset
 from sparring_train.data.table.lanes import Lanes, assign_lanes
 
 from .table_files import batches, click_log, opened, rows_of, section, write_files
@@ -183,3 +185,30 @@ def test_steps_read_each_row_of_each_lane_once(
 def test_read_own_rejects_csv(folder: Path) -> None:
     with pytest.raises(DataError, match=r"log\.csv with data\.read: own requires Parquet files"):
         opened(section(folder / "log.csv", read="own"))
+
+
+def test_threads_that_read_ahead_report_errors_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_dataset, "ROWS_SHUFFLED", 100)
+    labels = pyarrow.array([*LOG["clicked"].to_pylist()[:-1], 7])
+    log = LOG.set_column(LOG.schema.get_field_index("clicked"), "clicked", labels)
+    parquet.write_table(log, tmp_path / "log.parquet", row_group_size=70)
+    (data,) = opened(section(tmp_path / "log.parquet", shuffle=False, split={"fraction": 0.001}))
+
+    def threads() -> list[str]:
+        names = [each.name for each in threading.enumerate()]
+        return [each for each in names if each.startswith("sparring-read")]
+
+    before = set(threads())
+    found = data.batches(0)
+    next(found)
+    assert set(threads()) > before
+    found.close()
+    assert set(threads()) == before
+
+    found = data.batches(0)
+    assert sum(len(next(found)) for _ in range(13)) > 800
+    with pytest.raises(DataError, match=r"log\.parquet, row 1000, column 'clicked': found 7"):
+        list(found)
+    assert set(threads()) == before

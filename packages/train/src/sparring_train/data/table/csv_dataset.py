@@ -25,6 +25,7 @@ from sparring_train.data.table.stream import (
     BlockReader,
     blocks,
     join_pieces,
+    start_threads,
 )
 from sparring_train.data.table.strings import StringWriter
 
@@ -106,26 +107,26 @@ class CsvDataset:
             return np.random.Generator(random).permutation(count)
 
         is_shuffled = self._data.shuffle and part == "train"
-        taker = BlockReader(
-            blocks(
-                self._files.read(self._columns),
-                Decoder(self._data, self.schema.label, self._strings, self._histories),
-                self._split,
-                part=part,
-                block_rows=ROWS_SHUFFLED if is_shuffled else BLOCK_ROWS,
-                order=order if is_shuffled else None,
-            )
+        stream = blocks(
+            self._files.read(self._columns),
+            Decoder(self._data, self.schema.label, self._strings, self._histories),
+            self._split,
+            part=part,
+            block_rows=ROWS_SHUFFLED if is_shuffled else BLOCK_ROWS,
+            order=order if is_shuffled else None,
         )
         is_first = part not in self._was_read
         self._was_read.add(part)
         num_rows = 0
-        while pieces := list(taker.take(size)):
-            batch, is_good = join_pieces(pieces)
-            num_rows += len(batch)
-            if not is_good.all():
-                self._num_skipped += int((~is_good).sum()) if is_first else 0
-                batch = batch.take(is_good)
-            yield batch
+        with start_threads() as threads:
+            taker = BlockReader(stream, threads)
+            while pieces := taker.take(size):
+                batch, is_good = join_pieces(pieces)
+                num_rows += len(batch)
+                if is_good is not None:
+                    self._num_skipped += int((~is_good).sum()) if is_first else 0
+                    batch = batch.take(is_good)
+                yield batch
         self._flush()
         if not num_rows:
             raise DataError(

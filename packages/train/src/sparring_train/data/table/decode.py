@@ -177,8 +177,10 @@ class Decoder:
             is_good = ((values == 0) | (values == 1)) & ~missing
         else:
             is_good = (np.abs(values) <= np.finfo(np.float32).max) & ~missing
-        problems.check(is_good, array, name, expected)
-        return np.where(is_good, values, 0).astype(np.float32)
+        if not is_good.all():
+            problems.check(is_good, array, name, expected)
+            values = np.where(is_good, values, 0)
+        return values.astype(np.float32)
 
     def _numbers_of_texts(self, array: Any, name: str, problems: _Problems) -> tuple[Any, str]:
         """Returns numbers according to `data.label_values`, or null, and a description of valid texts."""
@@ -448,7 +450,9 @@ def _floats(
         raise _Problems(rows, skips=True).wrong_type(kind, name, expected)
     if types.is_boolean(kind):
         array = array.cast(pyarrow.int8())
-    values = array.cast(pyarrow.float64(), safe=False).fill_null(np.nan)
+    values = array.cast(pyarrow.float64(), safe=False)
+    if values.null_count:
+        values = values.fill_null(np.nan)
     floats = values.to_numpy(zero_copy_only=False)
     missing = np.isnan(floats)
-    return np.where(missing, 0.0, floats), missing
+    return (np.where(missing, 0.0, floats) if missing.any() else floats), missing

@@ -24,6 +24,9 @@ __all__ = ["Lanes", "Share", "deal_row_groups", "assign_lanes"]
 
 Counts = npt.NDArray[np.int64]
 
+_STEPS = 256
+"""Number of steps whose rows are assigned at a time."""
+
 
 def deal_row_groups(order: npt.NDArray[np.int64], num_lanes: int) -> list[npt.NDArray[np.int64]]:
     """Returns the row groups of each lane, given all row groups in order."""
@@ -49,37 +52,42 @@ class Lanes:
 
     def steps(self) -> Iterator[tuple[Counts, Counts]]:
         """Yields begin and end ``(lanes,)`` of each step's rows in each lane."""
-        total, begin = int(self.rows.sum()), np.zeros(len(self.rows), np.int64)
-        for step in range(self.num_steps):
-            end = self._count_taken(min((step + 1) * self.batch_size, total), total)
-            yield begin, end
-            begin = end
+        begin = np.zeros(len(self.rows), np.int64)
+        for first in range(0, self.num_steps, _STEPS):
+            steps = np.arange(first, min(first + _STEPS, self.num_steps))
+            ends = np.minimum((steps + 1) * self.batch_size, self.rows.sum())
+            for end in self._count_taken(ends):
+                yield begin, end
+                begin = end
 
-    def _count_taken(self, target: int, total: int) -> Counts:
-        """Returns the number of rows of each lane among the first `target` rows by time."""
-        if target == total:
-            return np.array(self.rows)
+    def _count_taken(self, targets: Counts) -> Counts:
+        """Returns the number of rows ``(s, lanes)`` of each lane among the first rows by time.
+
+        Args:
+            targets: ``(s,)``, numbers of first rows.
+        """
         # This is an estimate. Rows at the border are added or removed below until the total is
         # right.
-        nearly = np.floor(self.rows * (target / total) + 0.5).astype(np.int64)
+        parts = targets[:, None] / self.rows.sum()
+        nearly = np.floor(self.rows * parts + 0.5).astype(np.int64)
         taken: Counts = np.minimum(nearly, self.rows)
         length = np.maximum(self.rows, 1)
+        steps = np.arange(len(targets))
         while True:
-            excess = int(taken.sum()) - target
+            excess = taken.sum(axis=1) - targets
             last = np.where(taken > 0, (taken - 0.5) / length, -1.0)
             coming = np.where(taken < self.rows, (taken + 0.5) / length, 2.0)
             # If rows are due at the same time, the first lane takes precedence.
-            latest = len(last) - 1 - int(np.argmax(last[::-1]))
-            soonest = int(np.argmin(coming))
-            if excess > 0:
-                taken[latest] -= 1
-            elif excess < 0:
-                taken[soonest] += 1
-            elif (coming[soonest], soonest) < (last[latest], latest):
-                taken[latest] -= 1
-                taken[soonest] += 1
-            else:
+            latest = len(length) - 1 - np.argmax(last[:, ::-1], axis=1)
+            soonest = np.argmin(coming, axis=1)
+            next_due, last_due = coming[steps, soonest], last[steps, latest]
+            is_swap = (next_due < last_due) | ((next_due == last_due) & (soonest < latest))
+            removes = (excess > 0) | ((excess == 0) & is_swap)
+            adds = (excess < 0) | ((excess == 0) & is_swap)
+            if not (removes | adds).any():
                 return taken
+            taken[steps[removes], latest[removes]] -= 1
+            taken[steps[adds], soonest[adds]] += 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,12 @@ from sparring_train.data.table.split import make_split
 from sparring_train.data.table.stream import (
     BLOCK_ROWS,
     ROWS_SHUFFLED,
+    Block,
     BlockReader,
     Piece,
     blocks,
     join_pieces,
+    start_threads,
 )
 from sparring_train.data.table.strings import StringWriter
 
@@ -144,46 +146,48 @@ class ParquetDataset:
         size = self._data.batch_size if part == "train" else _EVALUATION_BATCH_SIZE
         lanes = Lanes(np.array([counts[each].sum() for each in groups]), size)
         mine = assign_lanes(lanes.rows, self._request.rank, self._request.world_size)
-        takers = {
-            each.lane: self._taker(groups[each.lane], epoch, each.lane, len(groups), part)
-            for each in mine
-        }
         # Counts each bad row once, although every epoch reads it.
         is_first = part not in self._was_read
         self._was_read.add(part)
-        for begin, end in lanes.steps():
-            pieces = [
-                piece
-                for each in mine
-                for piece in _part(
-                    takers[each.lane], each, int(begin[each.lane]), int(end[each.lane])
+        with start_threads() as threads:
+            takers = [
+                BlockReader(
+                    self._blocks(groups[each.lane], epoch, each.lane, len(groups), part), threads
                 )
+                for each in mine
             ]
-            batch, is_good = join_pieces(pieces) if pieces else self._empty
-            if not is_good.all():
-                self._num_skipped += int((~is_good).sum()) if is_first else 0
-                batch = batch.take(is_good)
-            yield replace(batch, total=int((end - begin).sum()))
+            for begin, end in lanes.steps():
+                begins, ends = begin.tolist(), end.tolist()
+                pieces = [
+                    piece
+                    for taker, each in zip(takers, mine, strict=True)
+                    for piece in _part(taker, each, begins[each.lane], ends[each.lane])
+                ]
+                batch, is_good = join_pieces(pieces) if pieces else (self._empty, None)
+                if is_good is not None:
+                    self._num_skipped += int((~is_good).sum()) if is_first else 0
+                    batch = batch.take(is_good)
+                yield replace(batch, total=sum(ends) - sum(begins))
         self._flush()
 
-    def _taker(
+    def _blocks(
         self, groups: Counts, epoch: int, lane: int, num_lanes: int, part: Part
-    ) -> BlockReader:
+    ) -> Iterator[Block]:
+        is_shuffled = self._data.shuffle and part == "train"
         block_rows = max(ROWS_SHUFFLED // num_lanes, 1)
+        read_rows = min(block_rows, BLOCK_ROWS)
         chosen = [self._files.groups[each] for each in groups]
 
         def order(number: int, count: int) -> Counts:
             return self._random(epoch, lane, number).permutation(count)
 
-        return BlockReader(
-            blocks(
-                self._files.read(chosen, self._columns, min(block_rows, BLOCK_ROWS)),
-                Decoder(self._data, self.schema.label, self._strings, self._histories),
-                self._split,
-                part=part,
-                block_rows=block_rows,
-                order=order if self._data.shuffle and part == "train" else None,
-            )
+        return blocks(
+            self._files.read(chosen, self._columns, read_rows),
+            Decoder(self._data, self.schema.label, self._strings, self._histories),
+            self._split,
+            part=part,
+            block_rows=block_rows if is_shuffled else read_rows,
+            order=order if is_shuffled else None,
         )
 
     def _survey(self) -> tuple[dict[Part, Counts], LabelRange | None]:
@@ -207,24 +211,25 @@ class ParquetDataset:
         return counts, seen.range
 
     @property
-    def _empty(self) -> tuple[ColumnBatch, npt.NDArray[np.bool_]]:
+    def _empty(self) -> ColumnBatch:
         none = np.empty(0, np.float32)
-        batch = ColumnBatch(
+        return ColumnBatch(
             {each.name: Column(np.empty(0, np.int64)) for each in self.schema.features},
             np.empty((0, len(self.schema.numbers)), np.float32),
             None if self.schema.label is None else none,
             none if self.schema.has_weights else None,
         )
-        return batch, np.empty(0, np.bool_)
 
 
-def _part(taker: BlockReader, share: Share, begin: int, end: int) -> Iterator[Piece]:
-    """Yields this rank's share of a lane's rows of a step. The shares of other ranks are read, too."""
+def _part(taker: BlockReader, share: Share, begin: int, end: int) -> list[Piece]:
+    """Returns this rank's share of a lane's rows of a step. The shares of other ranks are read, too."""
     first, last = share.part(begin, end)
-    at = begin
-    for piece in taker.take(end - begin):
-        count = piece.end - piece.begin
-        low, high = max(first - at, 0), min(last - at, count)
-        if high > low:
-            yield Piece(piece.block, piece.begin + low, piece.begin + high)
-        at += count
+    pieces, at = [], begin
+    for block, low, high in taker.take(end - begin):
+        # Position of the block's first row in the lane.
+        offset = at - low
+        at += high - low
+        own = Piece(block, max(first - offset, low), min(last - offset, high))
+        if own.end > own.begin:
+            pieces.append(own)
+    return pieces

@@ -9,6 +9,7 @@ have written the same ones.
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +35,8 @@ _MAX_PENDING_STRINGS = 1 << 18
 
 
 class StringWriter:
-    """Writes each string once. Keeps 8 bytes per string in memory, and a buffer of new strings.
+    """Writes each string once. Keeps 8 bytes per string in memory, and a buffer of new strings. Several
+    threads may use it.
 
     Args:
         snapshots_url: folder of the run's snapshots.
@@ -49,6 +51,7 @@ class StringWriter:
         self._known: dict[str, _IdSet] = {}
         self._waiting: dict[str, list[tuple[Ids, Any]]] = {}
         self._num_waiting = 0
+        self._lock = threading.Lock()
 
     def add(self, feature: str, ids: Ids, strings: Any) -> None:
         """Adds ids ``(n,)`` and an Arrow array of their n strings, except null and empty strings.
@@ -57,14 +60,15 @@ class StringWriter:
             DataError: the folder cannot be written to.
         """
         distinct, first = np.unique(ids, return_index=True)
-        is_new = self._known.setdefault(feature, _IdSet()).add(distinct)
-        if not is_new.any():
-            return
-        chosen = strings.take(pyarrow.array(first[is_new])).cast(pyarrow.large_binary())
-        self._waiting.setdefault(feature, []).append((distinct[is_new], chosen))
-        self._num_waiting += len(chosen)
-        if self._num_waiting >= _MAX_PENDING_STRINGS:
-            self.flush()
+        with self._lock:
+            is_new = self._known.setdefault(feature, _IdSet()).add(distinct)
+            if not is_new.any():
+                return
+            chosen = strings.take(pyarrow.array(first[is_new])).cast(pyarrow.large_binary())
+            self._waiting.setdefault(feature, []).append((distinct[is_new], chosen))
+            self._num_waiting += len(chosen)
+            if self._num_waiting >= _MAX_PENDING_STRINGS:
+                self._flush()
 
     def flush(self) -> None:
         """Writes the buffer.
@@ -72,6 +76,10 @@ class StringWriter:
         Raises:
             DataError: the folder cannot be written to.
         """
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
         for feature, parts in self._waiting.items():
             table = pyarrow.table(
                 {
