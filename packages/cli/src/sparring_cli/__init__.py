@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         progress_bar,
     )
     from sparring_cli.registration import CommandGroup, JsonOption, VerifyOption, add_command
+    from sparring_cli.snapshots.difference import MovedRow, TableDifference, compare_tables
     from sparring_cli.snapshots.export import export_tables, read_embedding_parts
     from sparring_cli.snapshots.table_import import import_table
     from sparring_cli.snapshots.verify import SnapshotProblem, VerifyReport, verify_snapshot
@@ -108,6 +109,7 @@ _HOMES = {
         "print_warning progress_bar"
     ),
     "registration": "CommandGroup JsonOption VerifyOption add_command",
+    "snapshots.difference": "MovedRow TableDifference compare_tables",
     "snapshots.export": "read_embedding_parts export_tables",
     "snapshots.table_import": "import_table",
     "snapshots.verify": "SnapshotProblem VerifyReport verify_snapshot",
@@ -140,12 +142,14 @@ __all__ = [
     "MetricSample",
     "MetricsAccess",
     "MetricsExporter",
+    "MovedRow",
     "ParsedText",
     "Location",
     "Locations",
     "Problem",
     "Shape",
     "SnapshotProblem",
+    "TableDifference",
     "UNKNOWN_KEY",
     "VERBOSE_HANDLER",
     "VerifyOption",
@@ -153,6 +157,7 @@ __all__ = [
     "add_command",
     "apply_override",
     "as_yaml",
+    "compare_tables",
     "get_command_context",
     "describe_value",
     "format_path",

@@ -57,6 +57,12 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
             register=_add_diff,
         ),
         CommandDescriptor(
+            name="top",
+            api_version=API_VERSION,
+            summary="Show a live view of the metrics of running processes.",
+            register=_add_top,
+        ),
+        CommandDescriptor(
             name="doctor",
             api_version=API_VERSION,
             summary="Report on this installation and this machine.",
@@ -81,6 +87,12 @@ def _add_doctor(app: typer.Typer) -> None:
     from sparring_cli.commands.doctor import add_doctor
 
     add_doctor(app)
+
+
+def _add_top(app: typer.Typer) -> None:
+    from sparring_cli.commands.top import add_top
+
+    add_top(app)
 
 
 def _add_inspect(app: typer.Typer) -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sparring_train.run.saved_run import open_run
     from sparring_train.streams import OffsetGoneError, StreamMessage, StreamRead, StreamSource
     from sparring_train.trackers.contract import Tracker, TrackerRequest
+    from sparring_train.view.notebook import LookPage, look
 
 __all__ = [
     "CollectiveConfig",
@@ -55,6 +56,7 @@ __all__ = [
     "JoinStore",
     "JoinStoreDescriptor",
     "LabelRange",
+    "LookPage",
     "MetricsWriter",
     "ModelDescriptor",
     "ModelRequest",
@@ -81,6 +83,7 @@ __all__ = [
     "count_parts",
     "evaluate_model",
     "load_config",
+    "look",
     "open_recommendations",
     "open_run",
     "parse_config",
@@ -105,6 +108,7 @@ _HOMES = {
     "JoinStore": "join_stores",
     "JoinStoreDescriptor": "hookspecs",
     "LabelRange": "data.dataset",
+    "LookPage": "view.notebook",
     "MetricsWriter": "metrics_files.writer",
     "ModelDescriptor": "hookspecs",
     "ModelRequest": "hookspecs",
@@ -130,6 +134,7 @@ _HOMES = {
     "config_as_yaml": "config.reading.printer",
     "evaluate_model": "loop.saved_model",
     "load_config": "config.reading.loader",
+    "look": "view.notebook",
     "open_run": "run.saved_run",
     "parse_config": "config.reading.loader",
     "count_parts": "recommend.part_jobs",

@@ -57,6 +57,7 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
             "cli.neighbors",
             "Print the keys whose embeddings are nearest to the embedding of one key.",
         ),
+        _command("look", "view.command", "Show the tables of a snapshot on a local page."),
         _command(
             "export-program",
             "cli.export_program",

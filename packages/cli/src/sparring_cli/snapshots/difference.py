@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -64,7 +64,13 @@ class TableDifference:
         return before, after
 
 
-def compare_tables(before: Snapshot, after: Snapshot, table: str, top: int) -> TableDifference:
+def compare_tables(
+    before: Snapshot,
+    after: Snapshot,
+    table: str,
+    top: int,
+    on_progress: Callable[[float], None] | None = None,
+) -> TableDifference:
     """Compares the rows of a table, some partitions at a time.
 
     Args:
@@ -72,6 +78,7 @@ def compare_tables(before: Snapshot, after: Snapshot, table: str, top: int) -> T
         after: Second snapshot.
         table: Name of a table of both.
         top: Number of rows in `most_moved`.
+        on_progress: Called with the share of the partitions that were compared. It may raise to stop.
 
     Raises:
         InvalidArgumentError: The embeddings have different dims.
@@ -92,6 +99,8 @@ def compare_tables(before: Snapshot, after: Snapshot, table: str, top: int) -> T
             for each, config in zip((before, after), configs, strict=True)
         ]
         _add(found, sides[0], sides[1], top)
+        if on_progress is not None:
+            on_progress(window.stop / NUM_PARTITIONS)
     found.most_moved.sort(reverse=True)
     return found
 

@@ -239,7 +239,7 @@ class Snapshot:
         ]
 
     def segments(
-        self, entry: FileEntry, wanted: npt.NDArray[np.bool_] | None = None
+        self, entry: FileEntry, wanted: npt.NDArray[np.bool_] | None = None, every: int = 1
     ) -> Iterator[ScanChunk]:
         """Yields the verified rows or erased keys of one of this snapshot's own files.
 
@@ -247,6 +247,7 @@ class Snapshot:
             entry: Manifest entry of the file.
             wanted: ``(4096,)``, True for each requested partition. Segments without requested
                 partitions may be skipped. None reads all segments.
+            every: Reads only every n-th of these segments, for a sample of the rows.
 
         Raises:
             SnapshotDamagedError: The file is damaged.
@@ -256,7 +257,7 @@ class Snapshot:
             folder = self.place.open(self.name)
         with folder:
             table = self.own_tables[entry.table]
-            yield from read_segments(self.url, folder, entry, table, wanted)
+            yield from read_segments(self.url, folder, entry, table, wanted, every)
 
     def check_file(self, entry: FileEntry) -> None:
         """Compares the bytes of one of this snapshot's own files with the hashes in the manifest.

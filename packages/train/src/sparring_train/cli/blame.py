@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from sparring_cli import ExitCode, JsonOption, add_command, print_json
 from sparring_train.run.history import format_time
-from sparring_train.run.row_changes import RowChange, find_changes
+from sparring_train.run.row_changes import RowChange, describe_change, find_changes
 from sparring_train.run.snapshot_rows import parse_candidate_keys
 
 __all__ = ["add_blame"]
@@ -54,7 +54,7 @@ def blame(
     else:
         candidate = meant[0]
     if as_json:
-        found = [_facts(each) for each in changes]
+        found = [describe_change(each) for each in changes]
         print_json({"table": table, "key": candidate, "versions": len(versions), "changes": found})
     else:
         steps = f"steps {versions[0].step:,} to {versions[-1].step:,}"
@@ -66,21 +66,6 @@ def blame(
             typer.echo(_describe(each))
     if not changes:
         raise typer.Exit(ExitCode.NOT_FOUND)
-
-
-def _facts(change: RowChange) -> dict[str, Any]:
-    return {
-        "snapshot": change.snapshot.url,
-        "step": change.snapshot.step,
-        "since_step": None if change.since is None else change.since.step,
-        "time": None if change.time is None else format_time(change.time),
-        "change": change.kind,
-        "norm": change.norm,
-        "moved": change.moved,
-        "cuts": None if change.cuts is None else dict(change.cuts),
-        "epochs": change.epochs,
-        "path": change.path,
-    }
 
 
 def _describe(change: RowChange) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,10 @@ from sparring import ScanChunk, Snapshot
 from sparring.adapter import has_changed, locate, scan_own_rows
 from sparring.contracts import NUM_PARTITIONS, partition, read_embeddings
 from sparring_train.data.stream.cut_log import RecordedCut, read_cuts
-from sparring_train.run.history import list_versions, read_time
+from sparring_train.run.history import format_time, list_versions, read_time
 from sparring_train.run.same_run import RUN
 
-__all__ = ["RowChange", "find_changes", "find_row"]
+__all__ = ["RowChange", "describe_change", "find_changes", "find_row"]
 
 _POSITION = "position"
 """Name of the state that contains the epoch."""
@@ -54,6 +54,22 @@ class RowChange:
     cuts: Mapping[str, tuple[int, int]] | None = None
     epochs: tuple[int, int] | None = None
     path: str | None = None
+
+
+def describe_change(change: RowChange) -> dict[str, Any]:
+    """Returns a change as values for JSON."""
+    return {
+        "snapshot": change.snapshot.url,
+        "step": change.snapshot.step,
+        "since_step": None if change.since is None else change.since.step,
+        "time": None if change.time is None else format_time(change.time),
+        "change": change.kind,
+        "norm": change.norm,
+        "moved": change.moved,
+        "cuts": None if change.cuts is None else dict(change.cuts),
+        "epochs": change.epochs,
+        "path": change.path,
+    }
 
 
 def find_row(snapshot: Snapshot, table: str, key: int) -> ScanChunk | None:

@@ -180,6 +180,7 @@ def read_segments(
     entry: FileEntry,
     table: TableDescription,
     wanted: npt.NDArray[np.bool_] | None = None,
+    every: int = 1,
 ) -> Iterator[ScanChunk]:
     """Yields the segments of a file, each verified before it is yielded.
 
@@ -191,6 +192,7 @@ def read_segments(
         table: Description of the table.
         wanted: ``(4096,)``, True for each requested partition. Segments without requested partitions
             are not read. None reads all segments.
+        every: Reads only every n-th of these segments, for a sample.
 
     Raises:
         SnapshotDamagedError: The file is damaged, or does not fit the table.
@@ -230,7 +232,7 @@ def read_segments(
             for segment, (begin, end) in zip(segments, ranges, strict=True)
             if wanted is None or wanted[begin:end].any()
         ]
-        yield from _chunks(reader, placed, data_begin, config.numpy_dtype)
+        yield from _chunks(reader, placed[::every], data_begin, config.numpy_dtype)
 
 
 def _segments(reader: BlockReader, header: Header, names: list[str]) -> list[tuple[Tensor, ...]]:
