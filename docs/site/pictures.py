@@ -56,6 +56,14 @@ def training(folder: Path) -> None:
     photograph(figure, "times.png", 1000, 680)
 
 
+def looking(folder: Path) -> None:
+    """Creates the picture of the page about the tables of a run."""
+    page = folder / "look.html"
+    run("train", "configs/quickstart.yaml", f"snapshots.url={folder}/run")
+    run("look", folder / "run", "--output", page)
+    photograph(page, "look.png", 1150, 1000)
+
+
 def planning(folder: Path) -> None:
     """Creates the picture of the report of a plan."""
     inputs, plan, page = "configs/plans/quickstart.yaml", folder / "plan.yaml", folder / "plan.html"
@@ -102,7 +110,7 @@ def serving(folder: Path) -> None:
 def main() -> None:
     """Creates all pictures, or those whose functions are named."""
     PICTURES.mkdir(exist_ok=True)
-    known = {each.__name__: each for each in (training, planning, serving)}
+    known = {each.__name__: each for each in (training, looking, planning, serving)}
     for name in sys.argv[1:] or known:
         with tempfile.TemporaryDirectory() as folder:
             known[name](Path(folder))

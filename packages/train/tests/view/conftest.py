@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sparring import ScanChunk, SnapshotWriter, TableDescription, make_plugin_manager
+from sparring import ScanChunk, SnapshotWriter, TableConfig, TableDescription, make_plugin_manager
 from sparring_train.view.answers import LookView, open_source
 from sparring_train.view.server import LookServer
 
@@ -20,8 +20,8 @@ CREATED = np.arange(NUM_ROWS, NUM_ROWS + 30)
 STEPS = 100
 """Step of the delta; row k was last trained in step k % 100."""
 
-USER = TableDescription("user", dim=4, has_scores=True)
-ITEM = TableDescription("item", dim=2)
+USER = TableDescription.of(TableConfig("user", dim=4), has_scores=True)
+ITEM = TableDescription.of(TableConfig("item", dim=2))
 
 
 def embeddings_of(keys: npt.NDArray[np.int64], shift: float = 0.0) -> npt.NDArray[np.float32]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from sparring import ScanChunk, SnapshotWriter, TableDescription, make_plugin_manager
+from sparring.contracts.storage.column_block import ColumnBlock
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.snapshot.row_router import SnapshotOptions
 from sparring_train import look
@@ -79,8 +80,6 @@ def test_sample_of_a_large_file_is_spread_over_it(
 
 
 def test_sample_of_rows_in_blocks_of_columns(tmp_path: Path) -> None:
-    from sparring.contracts import ColumnBlock
-
     keys = np.arange(100)
     rows = np.arange(400, dtype=np.float32).reshape(100, 4)
     writer = SnapshotWriter(f"{tmp_path}/split", step=1)

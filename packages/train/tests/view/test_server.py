@@ -70,20 +70,17 @@ def test_request_without_host_is_rejected(server: LookServer) -> None:
     [
         "/",
         "/api/overview",
-        "//{token}/",
         "/{start}/",
         "/{token}x/",
         "/%00/",
-        "/é/",
+        "/%c3%a9/",
         "*",
         "http://[/",
     ],
 )
 def test_addresses_without_the_token_are_rejected(server: LookServer, target: str) -> None:
-    status, content, _ = send(
-        server,
-        target.format(token=server.token, start=server.token[:-1]).encode().decode("latin-1"),
-    )
+    named = target.format(token=server.token, start=server.token[:-1])
+    status, content, _ = send(server, named)
     assert status in {400, 403}
     assert b"step" not in content
 

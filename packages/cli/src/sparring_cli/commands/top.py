@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -71,9 +72,9 @@ def top(
         return
     console = make_console()
     state = describe_job([page.describe() for page in pages])
-    with Live(
-        _render(state), console=console, auto_refresh=False, screen=console.is_terminal
-    ) as live:
+    view = Live(_render(state), console=console, auto_refresh=False, screen=console.is_terminal)
+    # Ctrl-C is how the user leaves.
+    with suppress(KeyboardInterrupt), view as live:
         while True:
             time.sleep(every)
             state = describe_job([page.read_or_report() for page in pages])

@@ -106,6 +106,11 @@ class LookView:
         """Names of all requests."""
         return frozenset(self._answers)
 
+    @property
+    def long_requests(self) -> frozenset[str]:
+        """Names of the requests that read all rows of a table."""
+        return frozenset({"neighbors", "measure", "difference"})
+
     def answer(self, request: str, parameters: Parameters, on_progress: OnProgress) -> Any:
         """Answers a request of the page.
 

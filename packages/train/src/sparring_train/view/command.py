@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -107,7 +108,8 @@ def look(
                 print_note(f"shows {source.url} to this machine until Ctrl-C")
             if not no_browser:
                 webbrowser.open(server.address)
-            server.serve_forever()
+            with suppress(KeyboardInterrupt):  # This is how the user leaves.
+                server.serve_forever()
         finally:
             server.release_port()
     finally:

@@ -16,6 +16,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
@@ -31,8 +32,8 @@ _CONNECTION_SECONDS = 30.0
 """How long the server waits for a request, and for a client that does not read its reply."""
 _PROGRESS_SECONDS = 0.2
 _MAX_PARAMETERS = 8
-_MAX_COMPUTATIONS = 4
-"""Requests that are computed at a time; others wait."""
+_MAX_COMPUTATIONS = 2
+"""Computations over all rows at a time; others wait."""
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -152,7 +153,8 @@ class _Handler(BaseHTTPRequestHandler):
             reply.end(400, {"error": "found a parameter twice; give each once"})
             return
         try:
-            with server.computations:
+            reads_all = request in server.view.long_requests
+            with server.computations if reads_all else nullcontext():
                 result = server.view.answer(request, dict(given), reply.report)
         except SparringError as error:
             reply.end(404 if isinstance(error, NotFoundError) else 400, {"error": str(error)})

@@ -4,7 +4,8 @@
 (() => {
   const $ = (id) => document.getElementById(id);
   const inlined = $("data") ? JSON.parse($("data").textContent) : null;
-  const state = { overview: null, table: null, sample: null, names: null, ages: null, row: null, turn: 0 };
+  const state = { overview: null, table: null, sample: null, names: null, ages: null, row: null, turn: 0,
+    stop: new AbortController() };
 
   // ---- requests ----
 
@@ -109,6 +110,9 @@
 
   async function choose(name) {
     const turn = ++state.turn;
+    // Computations about another table are of no use any more.
+    state.stop.abort();
+    state.stop = new AbortController();
     clearFailure();
     Object.assign(state, { table: name, sample: null, names: null, ages: null, row: null, measured: null });
     for (const id of ["row", "difference", "measure-result", "list", "map", "histograms"]) $(id).replaceChildren();
@@ -374,7 +378,7 @@
     progress.value = 0;
     try {
       const { neighbors } = await ask("neighbors", { table: state.table, id: row.key, metric, k: 10 },
-        (share) => { progress.value = share; });
+        (share) => { progress.value = share; }, state.stop.signal);
       place.replaceChildren(make("div", { class: "box" }, tableOf("Nearest rows among all rows",
         [["id", true], [metric === "l2" ? "−(distance²)" : metric, false]],
         neighbors.map((each) => [keyButton(each.key, each.name), short(each.score)]))));
@@ -411,7 +415,7 @@
     progress.hidden = false;
     progress.value = 0;
     try {
-      const measured = await ask("measure", { table }, (share) => { if (table === state.table) progress.value = share; });
+      const measured = await ask("measure", { table }, (share) => { progress.value = share; }, state.stop.signal);
       if (table !== state.table) return;
       state.measured = measured;
       showTiles();
@@ -445,7 +449,7 @@
     progress.hidden = false;
     progress.value = 0;
     try {
-      const found = await ask("difference", name ? { table, with: name } : { table }, (share) => { progress.value = share; });
+      const found = await ask("difference", name ? { table, with: name } : { table }, (share) => { progress.value = share; }, state.stop.signal);
       if (table === state.table) showDifference(found);
     } catch (error) { fail(error); } finally {
       button.disabled = false;
