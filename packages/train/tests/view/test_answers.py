@@ -31,7 +31,7 @@ def ask(view: LookView, request: str, **parameters: str) -> Any:
 def test_overview_shows_the_facts_of_the_manifests(view: LookView) -> None:
     found = ask(view, "overview")
     assert (found["step"], found["chain"]) == (STEPS, ["delta", "base"])
-    item, user = found["tables"]
+    user, item = found["tables"]
     assert (item["name"], item["most_rows"], item["num_written"]) == ("item", 2, 0)
     assert (user["num_written"], user["num_erased"]) == (len(MOVED) + len(CREATED), len(ERASED))
     assert not user["is_exact"]

@@ -150,7 +150,10 @@ class LookView:
             "with": None if self.other is None else self.other.url,
             "has_umap": has_umap(),
             "has_ages": source.has_ages,
-            "tables": [_describe(each) for each in source.describe_tables()],
+            "tables": [
+                _describe(each)
+                for each in sorted(source.describe_tables(), key=lambda each: -each.most_rows)
+            ],
         }
 
     def sample(self, table: str, method: str = "pca") -> dict[str, Any]:

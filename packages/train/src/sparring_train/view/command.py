@@ -56,7 +56,10 @@ def look(
         ),
     ] = None,
     port: Annotated[
-        int, typer.Option(help="Port to listen on; 0 selects a free one.", min=0, max=65_535)
+        int,
+        typer.Option(
+            metavar="PORT", help="Port to listen on; 0 selects a free one.", min=0, max=65_535
+        ),
     ] = 0,
     no_browser: Annotated[
         bool, typer.Option("--no-browser", help="Only print the address; do not open a browser.")

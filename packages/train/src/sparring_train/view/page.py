@@ -24,7 +24,7 @@ _HEAD = (
 
 
 def _read(name: str) -> bytes:
-    return resources.files("sparring_train.view").joinpath("web", name).read_bytes()
+    return resources.files("sparring_train.view").joinpath("web").joinpath(name).read_bytes()
 
 
 WEB_FILES: Mapping[str, tuple[str, Callable[[], bytes]]] = {

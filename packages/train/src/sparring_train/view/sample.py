@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -143,7 +144,7 @@ def _read_chain(
     return kept, share * count / NUM_PARTITIONS
 
 
-def _overlapping(snapshot: Snapshot, table: str, kind: str, count: int) -> list:
+def _overlapping(snapshot: Snapshot, table: str, kind: str, count: int) -> list[Any]:
     return [entry for entry in snapshot.files(table, kind) if entry.partitions[0] < count]
 
 
