@@ -257,7 +257,8 @@ def _draw_panel(axes: Any, panel: Panel, series: dict[str, Any]) -> None:
     else:
         for label, points in series.items():
             axes.plot(points[:, 0] - end, points[:, 1], label=label)
-    axes.legend(fontsize=7, loc="upper left")
+    if len(series) <= 10:  # A longer legend would cover the panels below.
+        axes.legend(fontsize=7, loc="upper left")
     axes.tick_params(labelsize=7)
 
 

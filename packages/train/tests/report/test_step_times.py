@@ -52,6 +52,19 @@ def test_each_part_has_its_own_time(clock: Clock) -> None:
     assert times.spans == []
 
 
+def test_no_part_decreases_when_a_span_ends(clock: Clock) -> None:
+    times = StepTimes()
+    clock.now += 5
+    with times.span("apply"):
+        clock.now += 100
+        with times.span("forward"):
+            clock.now += 10
+        within = times.seconds()
+    after = times.seconds()
+    assert round(within["other"] * 1e9) == round(after["other"] * 1e9) == 5
+    assert round(after["update"] * 1e9) == 100
+
+
 def test_spans_of_other_threads_are_kept_and_not_counted() -> None:
     times = StepTimes(keeps_spans=True)
 

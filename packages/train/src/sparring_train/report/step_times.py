@@ -69,16 +69,21 @@ class StepTimes(Trace):
         self._nanoseconds = dict.fromkeys(PARTS, 0)
         # Part of each open span, and the time of the spans in it.
         self._open: list[list[Any]] = []
-        self._begin_ns = time.perf_counter_ns()
+        self._begin_ns = self._outer_begin = time.perf_counter_ns()
+        # Time of all spans that were not within another one.
+        self._outer_ns = 0
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds of each part since this object was created, and of all of them as `TOTAL`.
 
         Time outside of all spans belongs to the part ``other``.
         """
-        total = time.perf_counter_ns() - self._begin_ns
+        now = time.perf_counter_ns()
+        total = now - self._begin_ns
         found = dict(self._nanoseconds)
-        found["other"] += max(0, total - sum(found.values()))
+        # The time of an open span is counted when it ends, so that no part ever decreases.
+        end = self._outer_begin if self._open else now
+        found["other"] += max(0, end - self._begin_ns - self._outer_ns)
         return {part: each / 1e9 for part, each in found.items()} | {TOTAL: total / 1e9}
 
     @contextmanager
@@ -87,6 +92,8 @@ class StepTimes(Trace):
         begin = time.perf_counter_ns()
         is_own = threading.get_ident() == self._thread
         if is_own:
+            if not self._open:
+                self._outer_begin = begin
             self._open.append([self._part_of(name), 0])
         try:
             yield
@@ -140,6 +147,8 @@ class StepTimes(Trace):
         self._nanoseconds[part] += duration - inner
         if self._open:
             self._open[-1][1] += duration
+        else:
+            self._outer_ns += duration
 
 
 def short_name(part: str) -> str:
