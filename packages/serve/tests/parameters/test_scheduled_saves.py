@@ -81,6 +81,30 @@ def test_a_scheduled_save_contains_all_shards_and_old_ones_are_removed(
     assert shards.services["shard:0"].lookups.metrics.gauges()["save_age_seconds"] < 60
 
 
+def test_saves_after_the_load_of_an_earlier_snapshot_are_made_and_kept(
+    make_saving: Any, tmp_path: Path
+) -> None:
+    shards = make_saving(1, keep=2)
+    saves = shards.services["shard:0"].scheduled
+    push(shards, 0)
+    with shards.client() as client:
+        client.save("mine")
+    for seed in range(1, 4):
+        push(shards, seed)
+        saves.save_now()
+    for num_pushes, name in (
+        (3, "step-000000000004.scheduled-2"),
+        (1, "step-000000000002.scheduled"),
+    ):
+        with shards.client() as client:
+            client.load("mine")
+        for seed in range(num_pushes):
+            push(shards, 9 + seed)
+        saves.save_now()
+        assert name in names(tmp_path / "saved")
+    assert len(names(tmp_path / "saved")) == 3
+
+
 def test_a_snapshot_that_servers_start_with_is_kept(
     make_shards: MakeShards, tmp_path: Path
 ) -> None:

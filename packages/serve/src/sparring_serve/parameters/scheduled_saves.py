@@ -54,6 +54,7 @@ class ScheduledSaves:
         self._config, self._save, self._cancel, self._metrics = config, save, cancel, metrics
         self._folder = config.folders[0].rstrip("/")
         self._saved_at = time.monotonic()
+        self._own: list[str] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name="sparring-scheduled-saves", daemon=True
@@ -104,6 +105,7 @@ class ScheduledSaves:
             self._metrics.count_save("skipped")
             return
         self._metrics.count_save("saved")
+        self._own = [*self._own, url][-self._config.save.keep :]
         self._remove_old()
 
     def _find_name(self, step: int) -> str:
@@ -119,7 +121,8 @@ class ScheduledSaves:
             pinned = [each for each in urls if not _NAME.match(locate(each)[1])]
             if start not in (None, "newest"):
                 pinned.append(start if "/" in start else f"{self._folder}/{start}")
-            retain(self._folder, self._config.save.keep, pinned=pinned)
+            # After a load, steps are lower than those of earlier saves.
+            retain(self._folder, self._config.save.keep, newest=self._own, pinned=pinned)
         except SparringError as error:
             _log.warning(
                 "old snapshots in %s could not be removed: %s; the next save tries again, or remove them "

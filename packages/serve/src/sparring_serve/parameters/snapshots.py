@@ -88,14 +88,14 @@ class ShardSnapshots:
             return self._together("SavePart", part, self._save_part, "save", deadline)
 
     def save_scheduled(self, find_name: Callable[[int], str], seconds: float) -> str | None:
-        """Saves all shards, unless nothing was pushed since the last call that saved.
+        """Saves all shards, unless nothing was pushed or loaded since the last call that saved.
 
         Args:
             find_name: Returns the name of the snapshot of a step.
             seconds: Time for which shards wait for each other.
 
         Returns:
-            The URL of the snapshot; None if nothing was pushed.
+            The URL of the snapshot; None if nothing was pushed or loaded.
 
         Raises:
             StatusError: The save failed, or another save or load is in progress.
@@ -131,6 +131,7 @@ class ShardSnapshots:
                 url, step=snapshot.step, hash=snapshot.manifest_hash, tables=request.tables
             )
             self._ask("LoadPart", replace(part, asks=True), "load", seconds)
+            self._scheduled = []  # the same steps may now have other rows
             return self._together("LoadPart", part, self._load_part, "load", deadline)
 
     @contextmanager
