@@ -68,11 +68,12 @@ def check_memory(
         yield JobCheck(
             "compare memory", "skipped", f"{why}; pass --rows, or set tables.memory_bytes"
         )
+        return
     for source, one in table_bytes.items():
         needed = one * num_ranks
         found = f"{available / 2**30:,.1f} GiB available"
         operation = f"compare memory with {source}"
-        if available is None or needed <= available:
+        if needed <= available:
             yield JobCheck(operation, "ok", f"{found}, {needed / 2**30:,.1f} GiB needed")
         else:
             yield JobCheck(
