@@ -424,7 +424,8 @@ def requirements(package: str) -> list[str]:
         *project["dependencies"],
         *(each for name in extras if name not in GPU_EXTRAS for each in extras[name]),
     ]
-    untyped = ("sparring", "tensorflow", "jax", "optax", "ray")
+    trackers = ("tensorboard", "mlflow", "wandb", "opentelemetry")  # see mypy.ini
+    untyped = ("sparring", "tensorflow", "jax", "optax", "ray", *trackers)
     return [each for each in listed if not each.startswith(untyped)]
 
 
