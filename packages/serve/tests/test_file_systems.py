@@ -17,6 +17,7 @@ MOUNTS = r"""22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
 32 22 0:41 / /mnt/my\040bucket rw - fuse.s3fs s3fs rw
 33 22 0:42 / /hidden rw - nfs 10.0.0.9:/old rw
 34 22 8:3 / /hidden rw - ext4 /dev/sdc1 rw
+35 22 0:43 / /scratch rw - lustre 10.0.0.8@tcp:/scratch rw
 a damaged line
 """
 
@@ -30,6 +31,7 @@ a damaged line
         ("/mnt/share/local/served", ""),
         ("/mnt/my bucket/served", "fuse.s3fs"),
         ("/hidden/served", ""),
+        ("/scratch/served", "lustre"),
     ],
 )
 def test_the_file_system_of_a_path_is_found(path: str, kind: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["find_remote_file_system", "mapping_warning"]
 
 _MOUNTS = Path("/proc/self/mountinfo")
-_REMOTE = re.compile(r"(nfs4?|cifs|smb3|9p|afs|fuse(blk|\..*)?)\Z")
+_REMOTE = re.compile(r"(nfs4?|cifs|smb3|9p|afs|ceph|lustre|gpfs|beegfs|fuse(blk|\..*)?)\Z")
 """Types of file systems whose mapped files may become unreadable. FUSE includes mounts of buckets."""
 
 
