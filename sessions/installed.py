@@ -90,7 +90,7 @@ def run_cell(session: nox.Session, cell: Cell) -> str:
     if program is None:
         return f"not run: found no interpreter of CPython {cell.python}"
     folder = Path(session.create_tmp()).resolve() / cell.name
-    rows = "".join(f"{n % 7},{n % 11},{n * n % 3 // 2}\n" for n in range(400))
+    rows = "".join(f"{n % 7},{n % 11},{n % 3 // 2}\n" for n in range(400))
     try:
         wanted = f"sparring[{cell.extras}]"
         found = ("--find-links", str(DIST))
