@@ -25,6 +25,7 @@ from sessions.environments import (
 )
 from sessions.wheel_files import (
     PYTHONS,
+    choose_wheels,
     describe_differences,
     describe_platform,
     find_paths,
@@ -105,7 +106,7 @@ def build(session: nox.Session) -> None:
     if not job.failures:
         for package, library in (("backend-rocksdb", "rocksdb"), ("serve", "grpc")):
             if package in buildable:
-                check_bundled(session, next(iter(found.values())), library, package)
+                check_bundled(session, *next(iter(found.items())), library, package)
     for each in failures:
         session.warn(each)
     if failures or set(absent) & set(session.posargs):
@@ -243,9 +244,12 @@ def repair(session: nox.Session, job: Job, wheel: Path) -> Path:
     return repaired
 
 
-def check_bundled(session: nox.Session, program: str, library: str, package: str) -> None:
+def check_bundled(
+    session: nox.Session, version: str, program: str, library: str, package: str
+) -> None:
     """Installs a wheel as a user would, and checks that it uses its bundled library."""
     folder = Path(session.create_tmp()).resolve() / f"installed-{library}"
     name = nox.project.load_toml(PACKAGES / package / "pyproject.toml")["project"]["name"]
-    python = environment(session, folder, "--find-links", str(DIST), name, program=program)
+    wheels = choose_wheels(DIST, name, version)
+    python = environment(session, folder, *wheels, program=program)
     session.run(python, str(ROOT / f"tools/bundled_{library}.py"), str(folder), external=True)

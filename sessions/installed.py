@@ -17,6 +17,7 @@ from sessions.environments import (
     TORCH,
     environment,
 )
+from sessions.wheel_files import choose_wheels
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,8 @@ def run_cell(session: nox.Session, cell: Cell) -> str:
     folder = Path(session.create_tmp()).resolve() / cell.name
     rows = "".join(f"{n % 7},{n % 11},{n % 3 // 2}\n" for n in range(400))
     try:
-        wanted = f"sparring[{cell.extras}]"
-        found = ("--find-links", str(DIST))
-        python = environment(session, folder, *found, wanted, cell.framework, program=program)
+        wheels = choose_wheels(DIST, f"sparring[{cell.extras}]", cell.python)
+        python = environment(session, folder, *wheels, cell.framework, program=program)
         work = folder / "work"
         work.mkdir()
         (work / "clicks.csv").write_text(f"user,item,clicked\n{rows}")
@@ -135,6 +135,8 @@ INTEL = (
 )
 ALLOWED_PACKAGES = {"tbb": INTEL, "tcmlib": INTEL}
 
+STRICT = "--strict"
+
 # Extras that only tests, GPUs or engines need. Engines are installed with what they require.
 NOT_AUDITED = (
     "testing",
@@ -155,8 +157,10 @@ def audit(session: nox.Session) -> None:
     """Checks the licenses of all required packages, searches known vulnerabilities, and writes an SBOM.
 
     Writes reports/audit/sbom.cdx.json (CycloneDX) and licenses.json. Vulnerabilities are requested from
-    PyPI; without a connection, the session prints a message instead.
+    PyPI; without a connection, the session prints a message instead, or fails with ``-- --strict``.
     """
+    if set(session.posargs) - {STRICT}:
+        session.error(f"audit: found {' '.join(session.posargs)}, expected nothing or {STRICT}")
     output = ROOT / "reports/audit"
     output.mkdir(parents=True, exist_ok=True)
     session.install("cyclonedx-bom>=7", "pip-licenses>=5", "pip-audit>=2.9", silent=True)
@@ -179,7 +183,10 @@ def check_vulnerabilities(session: nox.Session, packages: Path, output: Path) ->
     printed = session.run(*command, "--progress-spinner", "off", silent=True, success_codes=[0, 1])
     if not output.exists():
         reason = str(printed).strip().splitlines()[-1:]
-        session.warn(f"no vulnerabilities were searched, because the request failed: {reason}")
+        message = f"no vulnerabilities were searched, because the request failed: {reason}"
+        if STRICT in session.posargs:
+            session.error(message)
+        session.warn(message)
         return
     audited = json.loads(output.read_text())["dependencies"]
     skipped = [each["skip_reason"] for each in audited if "skip_reason" in each]

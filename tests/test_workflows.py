@@ -67,6 +67,30 @@ def test_wheels_are_built_and_tested_for_all_versions(wheel_files: Any) -> None:
     assert tuple(smoke["strategy"]["matrix"]["python"]) == wheel_files.PYTHONS
 
 
+def test_wheels_are_chosen_with_all_packages_that_they_require(
+    tmp_path: Path, wheel_files: Any
+) -> None:
+    core = "sparring-0.1.0-cp311-cp311-linux_x86_64.whl"
+    cli = "sparring_cli-0.1.0-py3-none-any.whl"
+    needs = {
+        core: ["numpy", "sparring-cli[a]<1,>=0.1; extra == 'cli'", "sparring-x; extra == 'x'"],
+        core.replace("311", "312"): ["sparring-none"],
+        cli: ["sparring<1,>=0.1", "sparring[cli]; extra == 'a'"],
+    }
+    for name, lines in needs.items():
+        with zipfile.ZipFile(tmp_path / name, "w") as wheel:
+            text = "".join(f"Requires-Dist: {each}\n" for each in lines)
+            wheel.writestr("sparring.dist-info/METADATA", text)
+    chosen = wheel_files.choose_wheels(tmp_path, "sparring[cli]", "3.11")
+    assert chosen == [f"{tmp_path}/{core}[cli]", f"{tmp_path}/{cli}[a]"]
+    with pytest.raises(FileNotFoundError, match="no wheel of sparring-x for CPython"):
+        wheel_files.choose_wheels(tmp_path, "sparring[x]", "3.11")
+    assert wheel_files.constrain(tmp_path, "/host").splitlines()[::2] == [
+        f'sparring @ file:///host{tmp_path}/{core} ; python_version == "3.11"',
+        f"sparring_cli @ file:///host{tmp_path}/{cli}",
+    ]
+
+
 def test_wheels_that_differ_or_contain_paths_are_reported(tmp_path: Path, wheel_files: Any) -> None:
     name = "sparring-0.1.0-cp311-cp311-manylinux_2_34_x86_64.manylinux_2_28_x86_64.whl"
     for folder, text in (("one", "a"), ("two", "/home/me/x.cc")):

@@ -15,12 +15,17 @@ import csv
 import os
 import random
 import re
+import shlex
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from sessions.wheel_files import choose_wheels
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_ROWS = 100_000
@@ -97,7 +102,9 @@ class Minute:
         self.laps: dict[str, float] = {}
 
     def install(self, extras: str) -> str:
-        return f'pip install --quiet --find-links {self._wheels} "sparring[{extras}]"'
+        version = "{}.{}".format(*sys.version_info)
+        chosen = choose_wheels(self._wheels, f"sparring[{extras}]", version)
+        return f"pip install --quiet {shlex.join(chosen)}"
 
     def run(self, command: str) -> str:
         """Runs a command. Returns what it printed; if it fails, prints this and exits."""
