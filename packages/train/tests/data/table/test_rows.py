@@ -48,6 +48,19 @@ def log(**columns: Any) -> dict[str, Any]:
     }
 
 
+def test_broken_rows_are_counted_per_reading(tmp_path: Path) -> None:
+    """An evaluation reads the files again while a training is in the middle of them."""
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("item,price,clicked\ni,1,0\ni,1\ni,1,1\n")
+    (data,) = opened(section(tmp_path / "*.csv", **ONE, bad_rows="skip"))
+    files = data._files  # type: ignore[attr-defined]
+    training = files.read(["item"])
+    next(training)
+    assert len(list(files.read(["item"]))) == 2
+    assert len(list(training)) == 1
+    assert files.num_broken == 2
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
 def test_labels_may_be_booleans_and_numbers_may_be_missing(name: str, tmp_path: Path) -> None:
     values: list[float | None] = [None, -1.0, 3.5, *range(37)]

@@ -29,12 +29,20 @@ from sparring_train.data.table.csv_values import (
 from sparring_train.data.table.decode import BadValue, RawRows, make_bad_row_error
 from sparring_train.data.table.files import TableFile
 
-__all__ = ["CsvRows", "delimiter_by_name", "read_header", "translate_csv_errors"]
+__all__ = ["BrokenRows", "CsvRows", "delimiter_by_name", "read_header", "translate_csv_errors"]
 
 _BLOCK_BYTES = 8 << 20
 _SAMPLE_ROWS = 1000
 _HEADER_BYTES = 1 << 20
 _MAX_FIELD_BYTES = 1 << 30
+
+
+@dataclass(slots=True)
+class BrokenRows:
+    """Rows of one reading that have a wrong number of fields."""
+
+    count: int = 0
+    first: Any = None
 
 
 @dataclass(slots=True)
@@ -53,8 +61,7 @@ class CsvRows:
     columns: Sequence[str]
     """Columns that the files must contain."""
     num_broken: int = 0
-    """Number of rows with a wrong number of fields that the last reading left out."""
-    _first_broken: Any = None
+    """Number of rows with a wrong number of fields that the last complete reading left out."""
     _kinds: dict[str, Kind] = field(default_factory=dict)
     _strictly_read: set[str] = field(default_factory=set)
 
@@ -74,7 +81,8 @@ class CsvRows:
                         row=1,
                         column=name,
                     )
-        sample = next(self.blocks(self.files[0], list(self.columns), _HEADER_BYTES), None)
+        blocks = self.blocks(self.files[0], list(self.columns), _HEADER_BYTES, BrokenRows())
+        sample = next(blocks, None)
         for name in self.columns:
             values = [] if sample is None else sample.column(name).slice(0, _SAMPLE_ROWS)
             self._kinds[name] = self._kind(name, [str(each) for each in values if each.is_valid])
@@ -97,28 +105,31 @@ class CsvRows:
             DataError: a file cannot be read, or a row has a different number of fields than the header
                 and bad rows are not skipped.
         """
-        position, self.num_broken = 0, 0
+        # An evaluation reads the files while a training is in the middle of them.
+        position, broken = 0, BrokenRows()
         for file in self.files:
             row = 1 + self._num_headers
-            for block in self.blocks(file, list(columns), _BLOCK_BYTES):
+            for block in self.blocks(file, list(columns), _BLOCK_BYTES, broken):
                 bad: list[BadValue] = []
                 arrays = {name: self._typed(block.column(name), name, bad) for name in columns}
                 yield RawRows(file.name, row, position, block.num_rows, arrays, bad)
                 row += block.num_rows
                 position += block.num_rows
+        self.num_broken = broken.count
 
-    def blocks(self, file: TableFile, columns: list[str], block_bytes: int) -> Iterator[Any]:
-        """Yields rows of one file as Arrow batches of strings.
+    def blocks(
+        self, file: TableFile, columns: list[str], block_bytes: int, broken: BrokenRows
+    ) -> Iterator[Any]:
+        """Yields rows of one file as Arrow batches of strings, and adds its broken rows to `broken`.
 
         Raises:
             DataError: the file cannot be read, or contains a bad row and bad rows are not skipped.
         """
-        num_before = self.num_broken
-        self._first_broken = None
+        num_before = broken.count
 
         def on_broken(row: Any) -> str:
-            self._first_broken = self._first_broken or row
-            self.num_broken += 1
+            broken.first = broken.first or row
+            broken.count += 1
             return "skip" if self.data.bad_rows == "skip" else "error"
 
         num_rows = self._num_headers
@@ -143,17 +154,16 @@ class CsvRows:
                 for block in reader:
                     num_rows += block.num_rows
                     yield block
-                if counted.num_lines != num_rows + self.num_broken - num_before:
+                if counted.num_lines != num_rows + broken.count - num_before:
                     self._check_quotes(file)
         except DataError:
             self._check_quotes(file)
-            if self._first_broken is None or self.data.bad_rows == "skip":
+            if broken.first is None or self.data.bad_rows == "skip":
                 raise
-            raise self.broken_row(file) from None
+            raise self.broken_row(file, broken.first) from None
 
-    def broken_row(self, file: TableFile) -> DataError:
-        """Returns the error for the first row of the last reading with a wrong number of fields."""
-        row = self._first_broken
+    def broken_row(self, file: TableFile, row: Any) -> DataError:
+        """Returns the error for a row with a wrong number of fields, the first one of a file."""
         source = "in the header" if self._num_headers else "in data.column_names"
         fields = f"{row.expected_columns} fields as {source}"
         found = f"{row.actual_columns} fields in {str(row.text)[:60]!r}"

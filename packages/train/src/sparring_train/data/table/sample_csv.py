@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from sparring.errors import DataError
 from sparring_train.config.sections.table import TableData
 from sparring_train.data.table.csv_rows import (
+    BrokenRows,
     CsvRows,
     delimiter_by_name,
     read_header,
@@ -147,11 +148,11 @@ def _part(file: TableFile, section: TableData, names: list[str], num_files: int)
     count = count_sample_rows_per_file(num_files)
     block_bytes = max(min(_ALL_BLOCKS_BYTES // num_files, _MAX_BLOCK_BYTES), _MIN_BLOCK_BYTES)
     reader = CsvRows([file], section, names)
-    reader.num_broken = 0
+    broken = BrokenRows()
     texts: dict[str, list[Any]] = {name: [] for name in names}
     num_rows = num_blocks = 0
     is_whole = True
-    for block in reader.blocks(file, names, block_bytes):
+    for block in reader.blocks(file, names, block_bytes, broken):
         if num_rows >= count:
             is_whole = False
             break
@@ -159,13 +160,14 @@ def _part(file: TableFile, section: TableData, names: list[str], num_files: int)
         num_rows += block.num_rows
         for name in names:
             texts[name].append(block.column(name))
-    num_broken = reader.num_broken
     all_rows = float(num_rows)
     if not is_whole:
         all_rows = max(all_rows, num_rows / (num_blocks * block_bytes) * _unpacked_bytes(file))
     # Without the last part of the message, because the configuration skips bad rows.
-    first = str(reader.broken_row(file)).rpartition("; fix")[0] if num_broken else None
-    return _Part(file, texts, num_rows, all_rows, is_whole, num_broken, first)
+    first = None
+    if broken.count:
+        first = str(reader.broken_row(file, broken.first)).rpartition("; fix")[0]
+    return _Part(file, texts, num_rows, all_rows, is_whole, broken.count, first)
 
 
 def _unpacked_bytes(file: TableFile) -> float:
