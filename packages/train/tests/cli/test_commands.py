@@ -210,6 +210,17 @@ def test_an_error_is_one_message_and_an_exit_code(
     assert (ending.code, ending.out, ending.err) == (code, "", message)
 
 
+def test_a_file_of_examples_needs_a_configuration_on_several_ranks(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("log.csv").write_text("user,clicked\n1,0\n")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ending = run("train", "log.csv", "label=clicked")
+    assert ending.code == 2
+    assert "run once: sparring init log.csv label=clicked --output log.yaml" in ending.err
+    assert not Path("log.yaml").exists()
+
+
 def test_debug_shows_the_origin_of_an_error(site: Site) -> None:
     done = sparring("--debug", "train", "run.yaml", "seed=1", site=site)
     assert done.returncode not in (0, 130)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import shlex
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +38,9 @@ from sparring_train.run.result import TrainResult
 __all__ = ["ConfigArgument", "OverridesArgument", "add_train"]
 
 _MAX_TABLES_SHOWN = 8
+
+_WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+"""Variables in which torchrun and mpiexec tell the number of ranks."""
 
 ConfigArgument = Annotated[
     str, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)
@@ -190,7 +195,8 @@ def _write_configuration(path: str, words: Sequence[str], manager: PluginManager
     matplotlib is installed.
 
     Raises:
-        ConfigError: the configuration cannot be used, for example because a storage is not installed.
+        ConfigError: the configuration cannot be used, for example because a storage is not installed,
+            or there are several ranks.
         DataError: the configuration exists, because the user may have changed it.
     """
     # Commands of an existing configuration do not need it.
@@ -199,6 +205,12 @@ def _write_configuration(path: str, words: Sequence[str], manager: PluginManager
     # The name without the marks of a pattern, for example `part` for part-*.parquet.
     stem = path.rpartition("/")[2].partition(".")[0]
     written = Path(f"{re.sub(r'[^0-9A-Za-z_-]+', '', stem).strip('-') or 'my'}.yaml")
+    if any(os.environ.get(each, "1") != "1" for each in _WORLD_SIZES):
+        chosen = " ".join(map(shlex.quote, (path, *words)))
+        raise ConfigError(
+            f"training on {path}: found several ranks, each of which would write {written}; run once: "
+            f"sparring init {chosen} --output {written}; then train on all ranks with {written}"
+        )
     if not any(each.startswith(("report=", "report.path=")) for each in words):
         if find_spec("matplotlib") is not None:
             words = [*words, "report.path=report.html"]
