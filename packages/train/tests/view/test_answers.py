@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ from sparring.contracts.storage.column_block import ColumnBlock
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.snapshot.row_router import SnapshotOptions
 from sparring_train import look
+from sparring_train.view import answers
 from sparring_train.view import sample as sampling
 from sparring_train.view.answers import LookView, open_source
 from sparring_train.view.numbers import Histogram, map_points
@@ -179,12 +182,29 @@ def test_map_projects_on_the_directions_of_largest_variance(
     assert found["x"][7] is None
     assert abs(np.corrcoef(np.delete(x, 7), np.delete(points[:, 1], 7))[0, 1]) > 0.999
     assert found["explained"][0] > 0.9
+    assert len({*map_points(1e-9 * points, "pca")["x"]}) == 200
     monkeypatch.setitem(sys.modules, "umap", None)
     with pytest.raises(UnsupportedError, match="pip install umap-learn"):
         map_points(points, "umap")
     made = SimpleNamespace(fit_transform=lambda wide: wide[:, :2])
     monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=lambda **_: made))
     assert len(map_points(points, "umap")["x"]) == 200
+
+
+def test_one_map_is_computed_at_a_time(view: LookView, monkeypatch: pytest.MonkeyPatch) -> None:
+    active: list[None] = []
+
+    def compute(*_: Any) -> dict[str, Any]:
+        active.append(None)
+        time.sleep(0.1)
+        assert len(active) == 1
+        active.clear()
+        return {"x": [], "y": []}
+
+    monkeypatch.setattr(answers, "map_points", compute)
+    with ThreadPoolExecutor(2) as threads:
+        tables = [threads.submit(view.sample, each, "umap") for each in ("user", "item")]
+        assert [each.result()["table"] for each in tables] == ["user", "item"]
 
 
 @pytest.mark.parametrize(

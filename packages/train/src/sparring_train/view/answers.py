@@ -72,6 +72,8 @@ class LookView:
     def __init__(self, source: Source, other: Source | None = None) -> None:
         self.source, self.other = source, other
         self._lock = threading.Lock()
+        # Numba, which UMAP uses, may end the process if two threads compute a map.
+        self._mapping = threading.Lock()
         self._samples: dict[str, TableSample] = {}
         self._maps: dict[tuple[str, str], dict[str, Any]] = {}
         self._answers: dict[str, Callable[[Parameters, OnProgress], Any]] = {
@@ -170,7 +172,8 @@ class LookView:
         with self._lock:
             known = self._maps.get((table, method))
         if known is None:
-            known = map_points(found.rows.embeddings, cast(Any, method))
+            with self._mapping:
+                known = map_points(found.rows.embeddings, cast(Any, method))
             with self._lock:
                 if len(self._maps) < _MAX_MAP_METHODS * len(self.source.describe_tables()):
                     self._maps[table, method] = known

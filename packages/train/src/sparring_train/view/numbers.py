@@ -158,7 +158,7 @@ def map_points(embeddings: npt.NDArray[Any], method: MapMethod) -> dict[str, Any
     else:
         points[is_finite] = _embed(wide[is_finite])
     x, y = (
-        [None if np.isnan(each) else round(float(each), 6) for each in points[:, axis]]
+        [None if np.isnan(each) else float(f"{each:.6g}") for each in points[:, axis]]
         for axis in range(2)
     )
     return {"method": method, "x": x, "y": y, **told}
