@@ -166,6 +166,8 @@ class MetricsExporter:
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+    # Newer versions of Python would let a second process listen on the same port.
+    allow_reuse_port = False
     tls: Callable[[], ssl.SSLContext] | None = None
     """Returns the context of a new connection; None: plain text."""
 

@@ -90,8 +90,8 @@ class LookServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    # Otherwise a second server could listen on the port of a server that was stopped just now.
-    allow_reuse_address = True
+    # Newer versions of Python would let a second server listen on the same port.
+    allow_reuse_port = False
     view: LookView
     token: str
 
