@@ -90,6 +90,8 @@ def test_a_used_port_is_found() -> None:
         found = check_port("metrics.port", "127.0.0.1", used.getsockname()[1])
     assert (found.status, "already in use" in found.found) == ("failed", True)
     assert check_port("metrics.port", "127.0.0.1", 0).status == "ok"
+    # Rank r uses the port metrics.port + r.
+    assert check_port("metrics.port", "127.0.0.1", 65_536).status == "failed"
 
 
 def test_packages_of_different_releases_are_found() -> None:
@@ -102,6 +104,8 @@ def test_packages_of_different_releases_are_found() -> None:
     found = check_versions(installed)
     assert (found.status, found.found) == ("failed", "sparring 0.2.0 with sparring-serve 0.1.3")
     assert found.fix == "pip install sparring-serve~=0.2.0"
+    other = check_versions({"sparring": "0.1.0", "sparring-cli": "0.10.0"})
+    assert other.fix == "pip install sparring-cli~=0.1.0"
 
 
 def test_too_little_memory_is_found(config: Path) -> None:
@@ -159,8 +163,8 @@ def test_an_unreachable_file_system_is_found(config: Path) -> None:
 
 
 def test_clocks_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert check_clock("data.url", time.time()).status == "ok"
-    found = check_clock("data.url", time.time() - 60)
+    assert check_clock("data.url", 1000.0, 1001.0).status == "ok"
+    found = check_clock("data.url", 940.0, 1000.0)
     assert (found.status, found.found) == ("failed", "60.0 s difference")
     monkeypatch.setattr(places, "_modified", lambda *_: time.time() + 3600)
     checks = check_folder("snapshots.url", "memory://probe", None, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -217,7 +218,8 @@ def _check_stream(data: StreamData, manager: PluginManager) -> Iterator[JobCheck
         return
     yield JobCheck("read data.url", "ok", f"{data.url}: {len(partitions)} partitions")
     if scheme in ("redis", "rediss"):
-        yield check_clock("data.url", _redis_time(data.url))
+        there = _redis_time(data.url)
+        yield check_clock("data.url", there, time.time())
 
 
 def _redis_time(url: str) -> float:

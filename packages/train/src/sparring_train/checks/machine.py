@@ -17,11 +17,11 @@ def check_port(setting: str, host: str, port: int) -> JobCheck:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError as error:
+        except (OSError, OverflowError) as error:  # The latter for numbers above 65535.
             return JobCheck(
                 f"listen on {setting}",
                 "failed",
-                f"{host}:{port}: {error.strerror}",
+                f"{host}:{port}: {getattr(error, 'strerror', None) or error}",
                 "a free port on an address of this machine",
                 f"end the process that uses it, or choose another {setting}",
             )
@@ -41,7 +41,8 @@ def check_versions(installed: Mapping[str, str | None] | None = None) -> JobChec
     if len(minors) <= 1:
         return JobCheck("compare versions", "ok", f"{len(ours)} packages of sparring, {shown}")
     core = ours.get("sparring", "")
-    others = [f"{name} {each}" for name, each in ours.items() if each[:3] != core[:3]]
+    minor = core.split(".")[:2]
+    others = [f"{name} {each}" for name, each in ours.items() if each.split(".")[:2] != minor]
     return JobCheck(
         "compare versions",
         "failed",

@@ -58,7 +58,7 @@ def check_folder(
             if is_local:
                 os.fsync(file.fileno())
         taken = time.perf_counter() - begin
-        modified = _modified(system, probe)
+        modified, now = _modified(system, probe), time.time()
         operation = "rename a file"
         system.mv(probe, renamed)
         operation = "read a file"
@@ -66,9 +66,11 @@ def check_folder(
             raise OSError("the content differs from what was written")
         operation = "delete a file"
         system.rm(renamed)
-    except Exception as error:  # Clients of object stores raise their own errors.
+    except BaseException as error:  # Clients of object stores raise their own errors.
         for each in (probe, renamed):
             _remove(system, each)
+        if not isinstance(error, Exception):
+            raise  # Ctrl-C
         yield JobCheck(
             f"{operation} in {setting}",
             "failed",
@@ -82,14 +84,14 @@ def check_folder(
     if is_local:
         yield _space(setting, path, needed_bytes)
     elif modified is not None:
-        yield check_clock(setting, modified)
+        yield check_clock(setting, modified, now)
 
 
-def check_clock(setting: str, there: float) -> JobCheck:
-    """Compares the clock of this machine with another one, in seconds since 1970."""
+def check_clock(setting: str, there: float, here: float) -> JobCheck:
+    """Compares the times of another clock and of this machine's, in seconds since 1970."""
     operation = f"compare the clock with {setting}"
-    found = f"{abs(time.time() - there):.1f} s difference"
-    if abs(time.time() - there) <= MAX_CLOCK_SECONDS:
+    found = f"{abs(here - there):.1f} s difference"
+    if abs(here - there) <= MAX_CLOCK_SECONDS:
         return JobCheck(operation, "ok", found)
     return JobCheck(
         operation,
