@@ -14,6 +14,8 @@ import pytest
 
 from sparring.errors import ConfigError
 from sparring_serve import TlsFiles
+from sparring_serve.config import ServerConfig
+from sparring_serve.server.lookup_server import check_access
 
 from .conftest import Serve
 from .front_ends import FrontEnd
@@ -59,6 +61,15 @@ def test_an_empty_token_is_rejected_at_the_start(serve: Serve, tmp_path: Path) -
     (tmp_path / "token").write_text("\n")
     with pytest.raises((ConfigError, AssertionError), match="first line must be the token"):
         serve(metrics_token_file=tmp_path / "token")
+
+
+@pytest.mark.parametrize(("address", "is_warned"), [("127.0.0.1:0", False), ("0.0.0.0:0", True)])
+def test_a_token_in_plain_text_is_reported(
+    address: str, is_warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = ServerConfig(insecure=True, metrics_port=0, metrics_token_file=Path("token"))
+    check_access(server, address)
+    assert ("set server.metrics_tls" in caplog.text) == is_warned
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")

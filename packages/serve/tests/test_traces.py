@@ -107,6 +107,8 @@ def test_an_unknown_exporter_is_rejected(monkeypatch: pytest.MonkeyPatch) -> Non
     try:
         with pytest.raises(PluginError, match="expected otlp, console or none"):
             tracer()
+        with pytest.raises(PluginError, match="expected otlp, console or none"):
+            servers()
     finally:
         monkeypatch.undo()
         use_tracer_provider(None)

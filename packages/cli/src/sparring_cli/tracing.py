@@ -7,6 +7,7 @@ Off unless the environment variables of OpenTelemetry choose an exporter, or a p
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -23,6 +24,8 @@ _VARIABLES = (
 
 _found: list[Any] = []
 """Contains the tracer, or None if tracing is off; empty before the first call of `tracer`."""
+
+_making = threading.Lock()
 
 
 def use_tracer_provider(provider: Any) -> None:
@@ -41,7 +44,10 @@ def tracer() -> Any:
         PluginError: the environment chooses an exporter that is not installed or not supported.
     """
     if not _found:
-        _found.append(_make_tracer() if _is_chosen(os.environ) else None)
+        # Threads of a server make their first calls together, and one exporter is enough.
+        with _making:
+            if not _found:
+                _found.append(_make_tracer() if _is_chosen(os.environ) else None)
     return _found[0]
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from sparring.errors import StorageIOError
-from sparring_cli import MetricsAccess, MetricsExporter, process_metrics
+from sparring_cli import MetricsAccess, MetricsExporter, process_metrics, tracer
 from sparring_serve.config import (
     ServerConfig,
     ServingConfig,
@@ -59,7 +59,7 @@ class LookupServer:
     Raises:
         ConfigError: Plain text on a non-loopback address, or a TLS or token file is invalid.
         StorageIOError: The server cannot listen on the port.
-        PluginError: Metrics, reflection or the log are enabled, but their package is not installed.
+        PluginError: Metrics, reflection, the log or traces are enabled, but their package is missing.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class LookupServer:
         server = config.server
         host, _ = split_address(address)
         tokens, credentials = check_access(server, address)
+        tracer()  # Otherwise a missing exporter would fail every call instead of the start.
         self.metrics = ServingMetrics()
         self.service = LookupService(
             tables,
@@ -234,6 +235,13 @@ def check_access(
     check_plain_text(
         host, is_encrypted=is_encrypted, insecure=server.insecure, what="server address"
     )
+    if server.metrics_token_file and not (server.metrics_tls or is_loopback(host)):
+        _log.warning(
+            "the token of server.metrics_token_file is sent in plain text to %s:%d; set "
+            "server.metrics_tls, or use only a network that is trusted",
+            host,
+            server.metrics_port,
+        )
     tokens = None if server.token_file is None else Tokens(server.token_file)
     return tokens, _credentials(server.tls) if is_encrypted else None
 

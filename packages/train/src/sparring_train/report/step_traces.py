@@ -43,7 +43,9 @@ class StepTraces(StepTimes):
                 yield
         finally:
             self._note(name, begin, time.perf_counter_ns())
-            if self._due is not None and not self._open:
+            # Spans of other threads also end here.
+            is_driver = threading.get_ident() == self._driver
+            if is_driver and self._due is not None and not self._open:
                 self._send_step(self._due)
 
     def add(
