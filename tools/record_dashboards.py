@@ -23,7 +23,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,8 @@ def started(folder: Path, name: str, command: list[str]) -> Iterator[subprocess.
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(30)
+                # torchrun itself waits 30 seconds before it kills its ranks.
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -132,11 +133,12 @@ def call_server(address: str, stop: threading.Event) -> None:
 
 def slow_down(process_id: int, stop: threading.Event) -> None:
     """Stops a process for most of the time, like a machine that other programs use."""
-    while not stop.is_set():
-        os.kill(process_id, signal.SIGSTOP)
-        time.sleep(0.03)
-        os.kill(process_id, signal.SIGCONT)
-        time.sleep(0.01)
+    with suppress(ProcessLookupError):  # The run ended.
+        while not stop.is_set():
+            os.kill(process_id, signal.SIGSTOP)
+            time.sleep(0.03)
+            os.kill(process_id, signal.SIGCONT)
+            time.sleep(0.01)
 
 
 def find_rank(launcher: int, rank: int) -> int:
@@ -302,7 +304,6 @@ def main() -> None:
         def start(program: str, *command: str) -> subprocess.Popen[bytes]:
             return running.enter_context(started(folder, program, list(command)))
 
-        running.callback(stop.set)
         threading.Thread(target=write_events, args=(folder / "events", stop), daemon=True).start()
         python = sys.executable
         start(
@@ -325,6 +326,8 @@ def main() -> None:
             for log in folder.glob("*.log"):
                 print(f"--- {log.name}\n{log.read_text(errors='replace')[-2000:]}", file=sys.stderr)
             raise
+        finally:
+            stop.set()  # A rank that is stopped again and again cannot end.
 
 
 def record(
@@ -346,7 +349,7 @@ def record(
     wait_for(lambda: bool(prometheus.ask("sparring_training_quality")), "an evaluation")
     time.sleep(20)
     slow = find_rank(launcher, SLOW_RANK)
-    slowing = threading.Thread(target=slow_down, args=(slow, stop), daemon=True)
+    slowing = threading.Thread(target=slow_down, args=(slow, stop))
     slowing.start()
     dashboard = read_dashboards()["training"]
     shown, why = list(panels_of(dashboard))[:2]
@@ -372,8 +375,6 @@ def record(
     if not names_the_slow_rank(shown):
         raise SystemExit(f"{shown.title}: does not name rank {SLOW_RANK}")
     print(f"{num_queries} queries returned series; the pictures are in {output}")
-    stop.set()
-    slowing.join()
 
 
 if __name__ == "__main__":
