@@ -100,7 +100,8 @@ class _Page:
             SparringError: See `scrape`.
         """
         found = scrape(self.url)
-        if self._newest is None or found.values != self._newest.values:
+        # As text, because a metric that is not a number differs from itself.
+        if self._newest is None or repr(found.values) != repr(self._newest.values):
             self._older, self._newest = self._newest, found
 
     def read_or_report(self) -> ProcessState:
@@ -153,7 +154,8 @@ def _training_table(processes: Sequence[ProcessState], slowest: str | None) -> T
     parts = list(dict.fromkeys(part for each in processes for part in each.parts))
     table = Table(title="Training", title_justify="left")
     for name in ("process", "steps", "step", *parts, "memory"):
-        table.add_column(name, justify="left" if name == "process" else "right")
+        # As `Text`, because names of parts come from the page and may look like markup.
+        table.add_column(Text(name), justify="left" if name == "process" else "right")
     for each in processes:
         style = "bold yellow" if slowest is not None and each.rank == slowest else None
         table.add_row(

@@ -15,6 +15,8 @@ __all__ = ["MlflowTracker"]
 
 _MAX_PARAMETERS = 100
 """MLflow accepts at most this many parameters per call."""
+_MAX_METRICS = 1000
+"""The same for metrics."""
 _MAX_VALUE = 500
 """Length to which values of parameters are cut, which every store of MLflow accepts."""
 
@@ -56,7 +58,8 @@ class MlflowTracker:
             self._metric(re.sub(r"[^\w\-./ ]", "_", name), value, now, step)
             for name, value in metrics.items()
         ]
-        self._client.log_batch(self._run, metrics=made)
+        for begin in range(0, len(made), _MAX_METRICS):
+            self._client.log_batch(self._run, metrics=made[begin : begin + _MAX_METRICS])
 
     def log_file(self, path: Path) -> None:
         """Uploads the file as an artifact."""
