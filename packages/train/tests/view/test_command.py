@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -15,18 +16,25 @@ from sparring_cli import ExitCode, main
 
 
 def test_command_serves_the_page_until_ctrl_c(run_folder: Path) -> None:
-    import signal
-
     started = [sys.executable, "-m", "sparring", "look", str(run_folder), "--no-browser", "--json"]
-    with subprocess.Popen(started, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        started,
+        stdout=subprocess.PIPE,
+        text=True,
+        # A background job of a shell starts with SIGINT ignored, and so would its children.
+        preexec_fn=lambda: signal.signal(  # noqa: PLW1509 - no other thread runs here
+            signal.SIGINT, signal.default_int_handler
+        ),
+    ) as process:
         try:
             assert process.stdout is not None
             told = json.loads(process.stdout.readline())
             with urllib.request.urlopen(f"{told['address']}api/overview", timeout=60) as reply:
                 assert json.loads(reply.read())["result"]["url"] == told["url"]
-        finally:
             process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 def test_command_writes_a_page(run_folder: Path, tmp_path: Path) -> None:
