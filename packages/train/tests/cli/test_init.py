@@ -121,7 +121,7 @@ def test_train_accepts_a_file_of_examples(
         "--json",
     ]
     assert main([*command, "storage.backend=nowhere"]) == 2
-    assert "storage 'nowhere' is not installed" in capsys.readouterr().err
+    assert "storage 'nowhere' is unknown" in capsys.readouterr().err
     assert main(command) == 0
     ending = capsys.readouterr()
     assert json.loads(ending.out.splitlines()[-1])["steps"] == 3
