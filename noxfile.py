@@ -291,6 +291,8 @@ def run_pytest(session: nox.Session, *arguments: str, at_length: bool = False) -
     # One more than the number of processors, because tests wait for servers, ranks and deadlines.
     parallel = ("-n", str(min(8, len(os.sched_getaffinity(0)) + 1)), "--dist", "worksteal")
     kept = "" if at_length else " and not long"
+    # Tests with large sizes take longer than the limit in pytest.ini.
+    patient = ("-o", "faulthandler_timeout=7200") if at_length else ()
     passes = {(*parallel, "-m", f"not alone{kept}"): arguments}
     if of_these := with_tests_marked_alone(arguments):
         passes["-m", f"alone{kept}"] = of_these
@@ -300,8 +302,9 @@ def run_pytest(session: nox.Session, *arguments: str, at_length: bool = False) -
         success_codes = [0, 5] if chosen is not arguments else [0]
         try:
             session.run(
-                "pytest", *options, *chosen, env=sizes(at_length), success_codes=success_codes
-            )
+                "pytest", *options, *patient, *chosen,
+                env=sizes(at_length), success_codes=success_codes,
+            )  # fmt: skip
         except nox.command.CommandFailed:
             # Continues, because the results of the other pass are useful too.
             failed.append(" ".join(options))

@@ -196,19 +196,25 @@ def test_threads_that_read_ahead_report_errors_and_end(
     parquet.write_table(log, tmp_path / "log.parquet", row_group_size=70)
     (data,) = opened(section(tmp_path / "log.parquet", shuffle=False, split={"fraction": 0.001}))
 
-    def threads() -> list[str]:
-        names = [each.name for each in threading.enumerate()]
-        return [each for each in names if each.startswith("sparring-read")]
+    before = threading.enumerate()
 
-    before = set(threads())
+    def started() -> list[threading.Thread]:
+        named = [each for each in threading.enumerate() if each.name.startswith("sparring-read")]
+        return [each for each in named if each not in before]
+
+    def join_all() -> None:
+        for each in started():
+            each.join(60)
+            assert not each.is_alive()
+
     found = data.batches(0)
     next(found)
-    assert set(threads()) > before
+    assert started()
     found.close()
-    assert set(threads()) == before
+    join_all()
 
     found = data.batches(0)
     assert sum(len(next(found)) for _ in range(13)) > 800
     with pytest.raises(DataError, match=r"log\.parquet, row 1000, column 'clicked': found 7"):
         list(found)
-    assert set(threads()) == before
+    join_all()

@@ -201,13 +201,15 @@ def _take(batch: ColumnBatch, places: Ids, is_good: Bools | None) -> Block:
 
 @contextmanager
 def start_threads() -> Iterator[Executor]:
-    """Starts threads that read blocks ahead, as many as pyarrow uses. At the end of the context, they
-    finish the blocks that they are reading."""
+    """Starts threads that read blocks ahead, as many as pyarrow uses. They end after the blocks that they
+    are reading at the end of the context."""
     threads = ThreadPoolExecutor(pyarrow.cpu_count(), "sparring-read")
     try:
         yield threads
     finally:
-        threads.shutdown(cancel_futures=True)
+        # The garbage collector ends an abandoned reading, at any place of any thread. It must not wait
+        # there, because a thread that reads may need a lock that this place holds.
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 class BlockReader:
