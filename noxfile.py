@@ -154,7 +154,7 @@ IN_SHORT = {
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Runs all tests: Python, and C++ under the sanitizers. Requires g++ and system packages.
+    """Runs all tests: Python, and C++ under AddressSanitizer and UBSan. Requires g++ and system packages.
 
     The tests of TensorFlow follow in a separate environment: `tests_tensorflow`.
     """
@@ -213,8 +213,8 @@ def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
         if at_length:
             folder = Path(session.virtualenv.location) / "build" / package
             run_cxx_tests(session, package, folder, at_length)
-        for sanitizer in ("thread", "address,undefined"):
-            sanitized_tests(session, package, sanitizer, at_length=at_length)
+            sanitized_tests(session, package, "thread", at_length=True)
+        sanitized_tests(session, package, "address,undefined", at_length=at_length)
     left_out = [f"--ignore={PACKAGES / each}" for each in FAMILY if each not in family]
     # JAX runs in separate processes, without the modules that other tests have loaded.
     of_jax = PACKAGES / "framework-jax"
@@ -337,7 +337,7 @@ def with_tests_marked_alone(arguments: Sequence[str]) -> list[str]:
 CTEST_OPTIONS = ("--output-on-failure", "--no-tests=error", "--timeout", "900")
 
 # Under ThreadSanitizer, kernels on the emulator take minutes to compile and to run, so only `tests_long`
-# does that. `tests` runs them without it, and under the two other sanitizers.
+# does that.
 THREADS_OF_KERNELS = "SPARRING_HKV_KERNEL_TESTS"
 
 
@@ -346,6 +346,16 @@ def run_cxx_tests(session: nox.Session, package: str, folder: Path, at_length: b
     parallel = () if package == "core" else ("--parallel", "2")
     ctest = ("ctest", "--test-dir", str(folder), *CTEST_OPTIONS, *parallel)
     session.run(*ctest, env=sizes(at_length))
+
+
+@nox.session
+def native_threads(session: nox.Session) -> None:
+    """Runs the C++ tests of all packages under ThreadSanitizer. Requires g++ and system packages."""
+    family = system_packages(session, *FAMILY)
+    install_build_tools(session)
+    install_local(session, "core")
+    for package in (each for each in CXX_TESTS if each in ("core", *family)):
+        sanitized_tests(session, package, "thread", at_length=False)
 
 
 def sanitized_tests(session: nox.Session, package: str, sanitizer: str, *, at_length: bool) -> None:
