@@ -1,0 +1,1 @@
+"""Replicas of the shards of a parameter service."""
