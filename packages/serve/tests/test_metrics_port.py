@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from sparring.errors import ConfigError
+from sparring_cli import ExitCode, main
 from sparring_serve import TlsFiles
 from sparring_serve.config import ServerConfig
 from sparring_serve.server.lookup_server import check_access
 
-from .conftest import Serve
-from .front_ends import FrontEnd
+from .conftest import KINDS, Serve
+from .front_ends import Folder, FrontEnd
 from .test_server import make_certificate
 
 TOKEN = "t" * 20
@@ -43,7 +44,7 @@ def scrape(server: FrontEnd, token: str = "", ca: Path | None = None) -> tuple[i
 
 def test_a_request_without_the_token_is_rejected(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "token"
-    file.write_text(f"{TOKEN}\n")
+    file.write_text(f" \t{TOKEN} \r\n")
     server = serve(metrics_token_file=file)
     status, page = scrape(server, f"Bearer {TOKEN}")
     assert status == 200
@@ -65,11 +66,28 @@ def test_an_empty_token_is_rejected_at_the_start(serve: Serve, tmp_path: Path) -
 
 @pytest.mark.parametrize(("address", "is_warned"), [("127.0.0.1:0", False), ("0.0.0.0:0", True)])
 def test_a_token_in_plain_text_is_reported(
-    address: str, is_warned: bool, caplog: pytest.LogCaptureFixture
+    address: str, is_warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = ServerConfig(insecure=True, metrics_port=0, metrics_token_file=Path("token"))
+    (tmp_path / "token").write_text(TOKEN)
+    server = ServerConfig(insecure=True, metrics_port=0, metrics_token_file=tmp_path / "token")
     check_access(server, address)
     assert ("set server.metrics_tls" in caplog.text) == is_warned
+
+
+@pytest.mark.parametrize("front_end", KINDS)
+def test_an_invalid_certificate_is_rejected_before_a_server_starts(
+    folder: Folder, front_end: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("certificate", "key"):
+        (tmp_path / name).write_text("not PEM")
+    config = tmp_path / "serving.yaml"
+    config.write_text(
+        f"snapshots: {folder.served}\nshards: [['127.0.0.1:0']]\n"
+        f"server: {{front_end: {front_end}, metrics_port: 0, metrics_tls: true,\n"
+        f"  tls: {{certificate_file: {tmp_path}/certificate, key_file: {tmp_path}/key}}}}\n"
+    )
+    assert main(["serve", str(config)]) == ExitCode.INVALID
+    assert "server.metrics_port: the file of its token or certificate" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")

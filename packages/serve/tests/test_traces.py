@@ -109,6 +109,8 @@ def test_an_unknown_exporter_is_rejected(monkeypatch: pytest.MonkeyPatch) -> Non
             tracer()
         with pytest.raises(PluginError, match="expected otlp, console or none"):
             servers()
+        with pytest.raises(PluginError, match="expected otlp, console or none"):
+            LookupClient("127.0.0.1:1")
     finally:
         monkeypatch.undo()
         use_tracer_provider(None)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparring.errors import InvalidArgumentError
-from sparring_cli import ExitCode, MetricRegistry, MetricsExporter, main
+from sparring_cli import ExitCode, MetricRegistry, MetricsAccess, MetricsExporter, main
 from sparring_cli.metrics.scrape import Interval, Scrape, complete_url, scrape
 
 STEP = ("lookup", "dense", "exchange", "update")
@@ -18,10 +21,10 @@ STEP = ("lookup", "dense", "exchange", "update")
 class Process:
     """A process with a page of metrics."""
 
-    def __init__(self, rank: int | None = None) -> None:
+    def __init__(self, rank: int | None = None, access: MetricsAccess | None = None) -> None:
         self.rank = rank
         self.registry = MetricRegistry()
-        self.exporter = MetricsExporter(self.registry, "127.0.0.1", 0, "port")
+        self.exporter = MetricsExporter(self.registry, "127.0.0.1", 0, "port", access)
         self.url = f"http://127.0.0.1:{self.exporter.port}/metrics"
 
     def train(self, steps: int, *seconds: float) -> None:
@@ -162,6 +165,45 @@ def test_errors_name_the_fix(
     code, message = fails(process.url)
     assert code == ExitCode.FAILURE
     assert "metrics.port" in message
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+def test_a_page_with_a_token_and_tls_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificate, key, token, bad = (tmp_path / each for each in ("c.pem", "key", "token", "bad"))
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-days", "1", "-subj", "/CN=run", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    token.write_text("a secret\n")
+    bad.write_text("\n")
+    process = Process(0, MetricsAccess(token, certificate, key))
+    process.train(10, 0.1, 0.1, 0.1, 0.1)
+    place = f"127.0.0.1:{process.exporter.port}"
+
+    def run(*options: object, url: str = place) -> tuple[int, str]:
+        code = main(["top", url, "--every", "0.1", "--json", *map(str, options)])
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    try:
+        code, printed = run("--token-file", token, "--ca-file", certificate)
+        assert code == 0, printed
+        assert json.loads(printed)["processes"][0]["steps"] == 10
+        for options, expected in (
+            (("--ca-file", certificate), "--token-file"),
+            (("--ca-file", certificate, "--token-file", bad), "first line must be the token"),
+            (("--ca-file", bad, "--token-file", token), "PEM format"),
+        ):
+            code, printed = run(*options)
+            assert (code != 0, expected in printed) == (True, True), printed
+        assert "--ca-file" in run(url=f"https://{place}")[1]
+        assert "use https://" in run("--ca-file", certificate, url=f"http://{place}")[1]
+    finally:
+        process.exporter.close()
 
 
 def test_page_that_is_not_of_metrics_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:

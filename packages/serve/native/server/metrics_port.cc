@@ -39,13 +39,14 @@ bool wait_for(int socket, short event, std::chrono::steady_clock::time_point end
 }
 
 std::string first_line(const std::string& content) {
-  std::string line = content.substr(0, content.find('\n'));
-  while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
-  if (line.empty()) {
+  const char* const kBlanks = " \t\r\v\f";
+  const std::string line = content.substr(0, content.find('\n'));
+  const size_t begin = line.find_first_not_of(kBlanks);
+  if (begin == std::string::npos) {
     throw std::runtime_error(
         "server.metrics_token_file: the first line must be the token, found none; correct the file");
   }
-  return line;
+  return line.substr(begin, line.find_last_not_of(kBlanks) + 1 - begin);
 }
 
 // Returns the value of a header; empty if it is missing. `name` is in lower case.

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sparring.errors import ConfigError
+from sparring_train.loop import run_metrics
 from sparring_train.metrics_files.prometheus import PrometheusPage
 
 from .config_runs import Effects, Runs
@@ -45,6 +46,14 @@ def register(effects: Effects) -> None:
         again = (*given, "metrics.every_seconds=9")
         page = last_page(runs, *again, token="the token of Prometheus")[1]
         assert "\nsparring_steps_total" in page
+        warnings: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run_metrics._log, "warning", lambda text, *_: warnings.append(text))
+            page = last_page(runs, *given, "metrics.host=0.0.0.0", token="the token of Prometheus")[
+                1
+            ]
+        assert "\nsparring_steps_total" in page
+        assert ["sent in plain text" in each for each in warnings] == [True]
         Path("token").write_text("\n")
         with pytest.raises(ConfigError, match="the first line must be the token"):
             runs.ratings(*given, "metrics.every_seconds=8")

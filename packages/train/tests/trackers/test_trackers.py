@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ class Recorder:
         self.request = request
         self.metrics: list[tuple[int, Mapping[str, float]]] = []
         self.files: list[Path] = []
-        self.is_closed = False
+        self.succeeded: bool | None = None
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         self.metrics.append((step, metrics))
@@ -65,8 +66,8 @@ class Recorder:
     def log_file(self, path: Path) -> None:
         self.files.append(path)
 
-    def close(self) -> None:
-        self.is_closed = True
+    def close(self, *, succeeded: bool) -> None:
+        self.succeeded = succeeded
 
 
 class Plugin:
@@ -107,7 +108,30 @@ def test_a_tracker_receives_configuration_metrics_and_report(tmp_path: Path) -> 
         == [each["test/auc"] for _, each in found.metrics if "test/auc" in each][-1]
     )
     assert found.files == [report]
-    assert found.is_closed
+    assert found.succeeded
+
+
+class Stopping(Told):
+    def on_step(self, step: int, loss: float, samples: int) -> None:
+        raise RuntimeError("the disk is full")
+
+
+def test_a_failed_run_is_recorded_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = Plugin(Recorder)
+    monkeypatch.setitem(globals(), "Told", Stopping)
+    with pytest.raises(RuntimeError, match="disk is full"):
+        train("[trial]", plugin=plugin)
+    assert [each.succeeded for each in plugin.opened] == [False]
+    mlflow = pytest.importorskip("mlflow", reason="pip install 'sparring-train[mlflow]'")
+    pytest.importorskip("alembic", reason="a store of MLflow in SQLite needs alembic")
+    store = f"sqlite:///{tmp_path / 'runs.db'}"
+    with pytest.raises(RuntimeError, match="disk is full"):
+        train(f"[{{kind: mlflow, url: '{store}'}}]")
+    client = mlflow.MlflowClient(tracking_uri=store)
+    experiment = client.get_experiment_by_name("sparring").experiment_id
+    assert [each.info.status for each in client.search_runs([experiment])] == ["FAILED"]
 
 
 class Failing(Recorder):
@@ -228,7 +252,13 @@ def test_wandb_reads_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     train("[{kind: wandb, project: clicks, name: own}]")
     [file] = tmp_path.rglob("*.wandb")
-    records = [Record.FromString(each) for each in records_of(file.read_bytes())]
+    # The process of W&B writes its file after `finish` has returned.
+    records: list[Any] = []
+    end = time.monotonic() + 60
+    while not any(each.WhichOneof("record_type") == "exit" for each in records):
+        assert time.monotonic() < end, "W&B has not completed its file"
+        time.sleep(0.05)
+        records = [Record.FromString(each) for each in records_of(file.read_bytes())]
     [run] = [each.run for each in records if each.WhichOneof("record_type") == "run"]
     assert (run.project, run.display_name) == ("clicks", "own")
     items = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from sparring.errors import SparringError
 from sparring_cli.metrics.job_state import JobState, ProcessState, describe_job, describe_process
-from sparring_cli.metrics.scrape import Interval, Scrape, complete_url, scrape
+from sparring_cli.metrics.scrape import Credentials, Interval, Scrape, complete_url, scrape
 from sparring_cli.output import make_console, print_json
 from sparring_cli.registration import JsonOption, add_command
 from sparring_cli.snapshots.formatting import format_bytes
@@ -32,6 +33,7 @@ def add_top(application: typer.Typer) -> None:
         examples=[
             "sparring top 127.0.0.1:9434 127.0.0.1:9435",
             "sparring top http://server:9500/metrics --every 5 --once --json",
+            "sparring top server:9500 --token-file token --ca-file ca.pem",
         ],
     )
 
@@ -51,13 +53,21 @@ def top(
     once: Annotated[
         bool, typer.Option("--once", help="Print one view after two readings, and exit.")
     ] = False,
+    ca_file: Annotated[
+        Path | None, typer.Option(help="Certificates to trust; encrypts the connection.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File whose first line is the token.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show step times, the slowest rank, hit rates, memory, lag and latency of running processes.
 
     Rates and quantiles are those between two readings. --json implies --once.
     """
-    pages = [_Page(complete_url(each)) for each in dict.fromkeys(urls)]
+    credentials = Credentials.read(token_file, ca_file)
+    complete = [complete_url(each, is_encrypted=ca_file is not None) for each in urls]
+    pages = [_Page(each, credentials) for each in dict.fromkeys(complete)]
     for page in pages:
         page.read()
     if once or as_json:
@@ -88,8 +98,9 @@ class _Page:
     other values than the newest one.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, credentials: Credentials) -> None:
         self.url = url
+        self._credentials = credentials
         self._newest: Scrape | None = None
         self._older: Scrape | None = None
 
@@ -99,7 +110,7 @@ class _Page:
         Raises:
             SparringError: See `scrape`.
         """
-        found = scrape(self.url)
+        found = scrape(self.url, self._credentials)
         # As text, because a metric that is not a number differs from itself.
         if self._newest is None or repr(found.values) != repr(self._newest.values):
             self._older, self._newest = self._newest, found

@@ -66,6 +66,15 @@ class MetricsAccess:
                 f"{option}: the file of its token or certificate is invalid: {error}; correct the file"
             ) from error
 
+    def is_readable_by_others(self, host: str) -> bool:
+        """Returns whether the token would be sent in plain text over a network.
+
+        Args:
+            host: Address of the exporter.
+        """
+        is_local = host in ("localhost", "::1") or host.startswith("127.")
+        return self.token_file is not None and self.certificate_file is None and not is_local
+
     def token(self) -> bytes:
         """Returns the token.
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
+from pathlib import Path
 from urllib.parse import urlsplit
 
-from sparring.errors import DataError, InvalidArgumentError, PluginError, StorageIOError
+from sparring.errors import (
+    ConfigError,
+    DataError,
+    InvalidArgumentError,
+    PluginError,
+    StorageIOError,
+)
+from sparring_cli.metrics.exporter import MetricsAccess
 
-__all__ = ["Interval", "Labels", "Scrape", "complete_url", "scrape"]
+__all__ = ["Credentials", "Interval", "Labels", "Scrape", "complete_url", "scrape"]
 
 _TIMEOUT_SECONDS = 5.0
 _MAX_BYTES = 32 << 20
@@ -36,13 +45,56 @@ class Scrape:
     values: Mapping[str, Mapping[Labels, float]]
 
 
-def complete_url(text: str) -> str:
-    """Returns the URL of a page: ``http`` and ``/metrics`` may be omitted, as in ``host:9434``.
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a page requires, and certificates to trust.
+
+    Args:
+        token: Token that is sent with each request; empty: none.
+        tls: Certificates to trust; None: those of the system.
+    """
+
+    token: str = ""
+    tls: ssl.SSLContext | None = None
+
+    @classmethod
+    def read(cls, token_file: Path | None, ca_file: Path | None) -> Credentials:
+        """Reads the files of the options of ``sparring top``.
+
+        Raises:
+            ConfigError: A file cannot be read or is invalid.
+        """
+        token, tls = "", None
+        if token_file is not None:
+            access = MetricsAccess(token_file)
+            access.check("--token-file")
+            token = access.token().decode("latin-1")
+        if ca_file is not None:
+            try:
+                tls = ssl.create_default_context(cafile=ca_file)
+            except OSError as error:
+                raise ConfigError(
+                    f"--ca-file: {ca_file} contains no certificate that can be read ({error}); pass a "
+                    "file in PEM format"
+                ) from error
+        return cls(token, tls)
+
+
+def complete_url(text: str, *, is_encrypted: bool = False) -> str:
+    """Returns the URL of a page: the scheme and ``/metrics`` may be omitted, as in ``host:9434``.
+
+    Args:
+        text: The URL or a part of it.
+        is_encrypted: Whether the scheme must be ``https``, which is then also the default.
 
     Raises:
         InvalidArgumentError: The text is not the URL of a page.
     """
-    url = text if "://" in text else f"http://{text}"
+    url = text if "://" in text else f"{'https' if is_encrypted else 'http'}://{text}"
+    if is_encrypted and url.startswith("http://"):
+        raise InvalidArgumentError(
+            f"top: found {url} and --ca-file, which needs TLS; use https://, or remove --ca-file"
+        )
     try:
         parts = urlsplit(url)
         is_valid = parts.scheme in {"http", "https"} and bool(parts.hostname)
@@ -57,15 +109,19 @@ def complete_url(text: str) -> str:
     return url if parts.path.strip("/") else f"{url.rstrip('/')}/metrics"
 
 
-def scrape(url: str) -> Scrape:
+def scrape(url: str, credentials: Credentials | None = None) -> Scrape:
     """Reads a page.
+
+    Args:
+        url: URL of the page.
+        credentials: Token and trusted certificates, if any.
 
     Raises:
         StorageIOError: The page cannot be read.
         DataError: It is not a page of metrics, or contains no metrics of sparring.
         PluginError: prometheus-client is not installed.
     """
-    text = _read(url)
+    text = _read(url, credentials or Credentials())
     try:
         from prometheus_client.parser import text_string_to_metric_families
     except ImportError:
@@ -93,16 +149,27 @@ def scrape(url: str) -> Scrape:
     return Scrape(url, time.monotonic(), values)
 
 
-def _read(url: str) -> str:
+def _read(url: str, credentials: Credentials) -> str:
+    request = urllib.request.Request(url)
+    if credentials.token:
+        # Not sent to another server to which this one redirects.
+        request.add_unredirected_header("Authorization", f"Bearer {credentials.token}")
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as reply:
+        with urllib.request.urlopen(
+            request, timeout=_TIMEOUT_SECONDS, context=credentials.tls
+        ) as reply:
             content: bytes = reply.read(_MAX_BYTES + 1)
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
-        raise StorageIOError(
-            f"top: reading {url} failed ({reason}); check that the job runs with metrics.port or "
-            "server.metrics_port, and that this machine may connect to metrics.host"
-        ) from error
+        fix = (
+            "check that the job runs with metrics.port or server.metrics_port, and that this machine "
+            "may connect to metrics.host"
+        )
+        if isinstance(error, urllib.error.HTTPError) and error.code == 401:
+            fix = "pass the token of this page with --token-file"
+        elif isinstance(reason, ssl.SSLCertVerificationError):
+            fix = "pass the certificate of this page with --ca-file"
+        raise StorageIOError(f"top: reading {url} failed ({reason}); {fix}") from error
     if len(content) > _MAX_BYTES:
         raise DataError(
             f"top: {url} has more than {_MAX_BYTES:,} bytes, so it is not a page of metrics of sparring; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.errors import ClosedError, InvalidArgumentError
-from sparring_cli import call_span
+from sparring_cli import call_span, tracer
 from sparring_serve.client.answer import LookupReply
 from sparring_serve.client.arguments import check_text
 from sparring_serve.client.grpc_transport import AsyncGrpcTransport, GrpcTransport
@@ -27,10 +27,9 @@ from sparring_serve.client.sample import Sample
 from sparring_serve.client.session import Description, Session, Steps
 from sparring_serve.client.transport import (
     AsyncTransport,
-    Outcome,
-    Pause,
     Transport,
     run_steps,
+    run_steps_async,
 )
 from sparring_serve.config import ClientConfig, ServingConfig, read_serving_config
 from sparring_serve.metrics import ServingMetrics
@@ -104,6 +103,7 @@ class Client:
             )
         self.config = ClientConfig() if config is None else config
         self.metrics = ServingMetrics() if metrics is None else metrics
+        tracer()  # An exporter that is not installed is reported here, and not by each call.
         self._session = Session(_shards(targets), self.config, self.metrics, clock)
         self._is_closed = False
 
@@ -420,18 +420,7 @@ class AsyncLookupClient(Client):
     async def _run(self, steps: Steps[_Result]) -> _Result:
         self._check_open()
         with call_span(_span_name(steps)):
-            outcomes: Iterable[Outcome] | None = None
-            while True:
-                try:
-                    sends = next(steps) if outcomes is None else steps.send(outcomes)
-                except StopIteration as ended:
-                    result: _Result = ended.value
-                    return result
-                if isinstance(sends, Pause):
-                    await self._transport.pause(sends.seconds)
-                    outcomes = ()
-                else:
-                    outcomes = await self._transport.exchange(sends)
+            return await run_steps_async(steps, self._transport)
 
 
 def _span_name(steps: Steps[Any]) -> str:

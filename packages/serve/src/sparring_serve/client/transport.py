@@ -15,6 +15,7 @@ __all__ = [
     "Send",
     "Transport",
     "run_steps",
+    "run_steps_async",
 ]
 
 _Result = TypeVar("_Result")
@@ -89,8 +90,18 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
-def run_steps(
-    steps: Generator[list[Send] | Pause, Iterable[Outcome], _Result], transport: Transport
+class AsyncTransport(Protocol):
+    """`Transport` for asyncio."""
+
+    async def exchange(self, sends: Sequence[Send]) -> Iterable[Outcome]: ...
+
+    async def pause(self, seconds: float) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def run_steps_async(
+    steps: Generator[list[Send] | Pause, Iterable[Outcome], _Result], transport: AsyncTransport
 ) -> _Result:
     """Executes the attempts and pauses that a generator yields, and returns its result."""
     outcomes: Iterable[Outcome] | None = None
@@ -101,17 +112,37 @@ def run_steps(
             result: _Result = ended.value
             return result
         if isinstance(sends, Pause):
-            transport.pause(sends.seconds)
+            await transport.pause(sends.seconds)
             outcomes = ()
         else:
-            outcomes = transport.exchange(sends)
+            outcomes = await transport.exchange(sends)
 
 
-class AsyncTransport(Protocol):
-    """`Transport` for asyncio."""
+def run_steps(
+    steps: Generator[list[Send] | Pause, Iterable[Outcome], _Result], transport: Transport
+) -> _Result:
+    """Executes the attempts and pauses that a generator yields, and returns its result."""
+    # This coroutine never suspends, because each call of the transport ends before it returns.
+    running = run_steps_async(steps, _Waiting(transport))
+    try:
+        running.send(None)
+    except StopIteration as ended:
+        result: _Result = ended.value
+        return result
+    raise AssertionError("a synchronous transport has suspended its caller")
 
-    async def exchange(self, sends: Sequence[Send]) -> Iterable[Outcome]: ...
 
-    async def pause(self, seconds: float) -> None: ...
+class _Waiting:
+    """An `AsyncTransport` whose calls wait in a synchronous one."""
 
-    async def close(self) -> None: ...
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def exchange(self, sends: Sequence[Send]) -> Iterable[Outcome]:
+        return self._transport.exchange(sends)
+
+    async def pause(self, seconds: float) -> None:
+        self._transport.pause(seconds)
+
+    async def close(self) -> None:
+        self._transport.close()

@@ -143,11 +143,7 @@ class LookupServer:
                 host,
                 server.metrics_port,
                 "server.metrics_port",
-                MetricsAccess(
-                    server.metrics_token_file,
-                    server.tls.certificate_file if server.metrics_tls else None,
-                    server.tls.key_file if server.metrics_tls else None,
-                ),
+                _metrics_access(server),
             )
         )
         self.health_port = (
@@ -235,7 +231,10 @@ def check_access(
     check_plain_text(
         host, is_encrypted=is_encrypted, insecure=server.insecure, what="server address"
     )
-    if server.metrics_token_file and not (server.metrics_tls or is_loopback(host)):
+    access = _metrics_access(server)
+    if server.metrics_port is not None:
+        access.check("server.metrics_port")
+    if access.is_readable_by_others(host):
         _log.warning(
             "the token of server.metrics_token_file is sent in plain text to %s:%d; set "
             "server.metrics_tls, or use only a network that is trusted",
@@ -244,6 +243,11 @@ def check_access(
         )
     tokens = None if server.token_file is None else Tokens(server.token_file)
     return tokens, _credentials(server.tls) if is_encrypted else None
+
+
+def _metrics_access(server: ServerConfig) -> MetricsAccess:
+    tls = server.tls if server.metrics_tls else TlsFiles()
+    return MetricsAccess(server.metrics_token_file, tls.certificate_file, tls.key_file)
 
 
 def open_server(

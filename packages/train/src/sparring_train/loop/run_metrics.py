@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from sparring_train.report.step_times import StepTimes
 from sparring_train.report.step_traces import StepTraces
 
 __all__ = ["metrics_output", "trace_output"]
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -39,6 +42,19 @@ def metrics_output(
     if chosen.path is None and chosen.port is None:
         yield
         return
+    access = MetricsAccess(
+        *(
+            None if each is None else Path(each)
+            for each in (chosen.token_file, chosen.certificate_file, chosen.key_file)
+        )
+    )
+    if access.is_readable_by_others(chosen.host):
+        _log.warning(
+            "the token of metrics.token_file is sent in plain text to %s:%d; set "
+            "metrics.certificate_file and metrics.key_file, or use only a network that is trusted",
+            chosen.host,
+            chosen.port,
+        )
     writer: MetricsWriter | None = None
     refusal: SparringError | None = None
     try:
@@ -49,12 +65,7 @@ def metrics_output(
             file_format=chosen.format,
             port=chosen.port,
             host=chosen.host,
-            access=MetricsAccess(
-                *(
-                    None if each is None else Path(each)
-                    for each in (chosen.token_file, chosen.certificate_file, chosen.key_file)
-                )
-            ),
+            access=access,
             more=more,
         )
     except SparringError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,7 +30,6 @@ _BLOCK = 8192
 """Number of items whose vectors are computed at a time."""
 
 _log = logging.getLogger(__name__)
-_lock = threading.Lock()
 _configs: dict[str, RunConfig | None] = {}
 """Description of a run → its configuration, for the run that was published last; None if its model has
 no vectors to compute."""
@@ -88,13 +86,12 @@ def _find_config(snapshot: Snapshot, manager: PluginManager) -> RunConfig | None
     origins = snapshot.state(ORIGINS).values if ORIGINS in names else None
     sections = {name: each for name, each in snapshot.state(RUN).values.items() if name != SAVED}
     key = json.dumps([framework, sections, origins])
-    with _lock:
-        if key not in _configs:
-            # Parsing the configuration takes longer than converting a delta.
-            found = _read_config(snapshot, manager)
-            _configs.clear()
-            _configs[key] = found
-        return _configs[key]
+    if key not in _configs:
+        # Parsing the configuration takes longer than converting a delta.
+        found = _read_config(snapshot, manager)
+        _configs.clear()
+        _configs[key] = found
+    return _configs[key]
 
 
 def _read_config(snapshot: Snapshot, manager: PluginManager) -> RunConfig | None:

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from sparring_train.trackers.contract import Tracker
 
@@ -43,9 +44,9 @@ class BackgroundTracker:
         except queue.Full:
             self._count(TimeoutError(f"{_MAX_CALLS} calls are waiting"))
 
-    def close(self, seconds: float) -> None:
+    def close(self, seconds: float, *, succeeded: bool) -> None:
         """Closes the tracker after the pending calls, and waits for that at most `seconds`."""
-        self.call(self.tracker.close)
+        self.call(partial(self.tracker.close, succeeded=succeeded))
         with suppress(queue.Full):  # The thread still waits for its server, which is counted below.
             self._calls.put(None, timeout=seconds)
         self._thread.join(seconds)

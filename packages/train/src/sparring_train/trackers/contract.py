@@ -46,5 +46,9 @@ class Tracker(Protocol):
             path: path of the file.
         """
 
-    def close(self) -> None:
-        """Ends the run in the tracker, after sending what is pending."""
+    def close(self, *, succeeded: bool) -> None:
+        """Ends the run in the tracker, after sending what is pending.
+
+        Args:
+            succeeded: whether the training ended without an error.
+        """

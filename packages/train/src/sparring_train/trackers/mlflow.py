@@ -65,9 +65,9 @@ class MlflowTracker:
         """Uploads the file as an artifact."""
         self._client.log_artifact(self._run, str(path))
 
-    def close(self) -> None:
-        """Marks the run as finished."""
-        self._client.set_terminated(self._run)
+    def close(self, *, succeeded: bool) -> None:
+        """Marks the run as finished or failed."""
+        self._client.set_terminated(self._run, "FINISHED" if succeeded else "FAILED")
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -99,10 +99,10 @@ class RunTrackers:
             for each in self._trackers:
                 each.call(partial(each.tracker.log_file, Path(path)))
 
-    def close(self) -> None:
+    def close(self, *, succeeded: bool) -> None:
         """Ends the runs in all trackers."""
         for each in self._trackers:
-            each.close(_CLOSE_SECONDS)
+            each.close(_CLOSE_SECONDS, succeeded=succeeded)
         self._report_failures()
         for each in self._trackers:
             if each.num_failures:
@@ -159,12 +159,14 @@ def open_trackers(
         except SparringError as error:
             refusal = error
     trackers = RunTrackers(progress, opened, config.training.log_interval_seconds)
+    succeeded = False
     try:
         if config.training.trackers:
             Coordinator(container.collective, "trackers of this run").agree(refusal)
         yield trackers
+        succeeded = True
     finally:
-        trackers.close()
+        trackers.close(succeeded=succeeded)
 
 
 def _open(section: TrackerConfig, config: RunConfig, manager: PluginManager) -> BackgroundTracker:

@@ -49,8 +49,8 @@ class TensorBoardTracker:
         """Adds the path as text, because event files contain no other files."""
         self._add_text("file", str(path.resolve()))
 
-    def close(self) -> None:
-        """Closes the file."""
+    def close(self, *, succeeded: bool) -> None:
+        """Closes the file, which contains no state of the run."""
         self._file.close()
 
     def _add_text(self, tag: str, text: str) -> None:

@@ -46,6 +46,6 @@ class WandbTracker:
         artifact.add_file(str(path))
         self._run.log_artifact(artifact)
 
-    def close(self) -> None:
-        """Ends the run."""
-        self._run.finish()
+    def close(self, *, succeeded: bool) -> None:
+        """Ends the run as finished or failed."""
+        self._run.finish(exit_code=int(not succeeded))

@@ -35,7 +35,7 @@ Order = Callable[[int, int], Ids]
 """(number of a block, number of its rows) → permutation of the rows."""
 
 ROWS_SHUFFLED = 1 << 20
-"""Number of rows in memory over all lanes, among which rows are shuffled."""
+"""Number of rows over all lanes, among which rows are shuffled. Reading ahead holds twice as many."""
 BLOCK_ROWS = 1 << 16
 """Number of rows that are read at a time."""
 
