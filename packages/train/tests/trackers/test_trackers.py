@@ -126,6 +126,7 @@ def test_a_failed_run_is_recorded_as_failed(
     assert [each.succeeded for each in plugin.opened] == [False]
     mlflow = pytest.importorskip("mlflow", reason="pip install 'sparring-train[mlflow]'")
     pytest.importorskip("alembic", reason="a store of MLflow in SQLite needs alembic")
+    monkeypatch.chdir(tmp_path)
     store = f"sqlite:///{tmp_path / 'runs.db'}"
     with pytest.raises(RuntimeError, match="disk is full"):
         train(f"[{{kind: mlflow, url: '{store}'}}]")
