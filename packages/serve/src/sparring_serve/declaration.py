@@ -25,7 +25,13 @@ from sparring.contracts import (
 from sparring.errors import InvalidArgumentError, SparringError
 from sparring_cli import DocumentModel
 
-__all__ = ["ParametersConfig", "ScheduledSaveConfig", "StorageDeclaration", "TableDeclaration"]
+__all__ = [
+    "ParametersConfig",
+    "ReplicationConfig",
+    "ScheduledSaveConfig",
+    "StorageDeclaration",
+    "TableDeclaration",
+]
 
 
 class StorageDeclaration(DocumentModel):
@@ -131,6 +137,33 @@ class ScheduledSaveConfig(DocumentModel):
         return self
 
 
+class ReplicationConfig(DocumentModel):
+    """Followers of shards that `shards` lists with several replicas; requires
+    `pip install 'sparring-serve[replication]'`."""
+
+    store: str = Field(
+        description="URL of the store in which replicas agree on a leader, such as "
+        "redis://10.0.0.9:6379/0. Changes must survive its restart (`appendonly yes`). The environment "
+        "variable REDIS_PASSWORD may contain a password.",
+    )
+    acks: Literal["leader", "follower"] = Field(
+        "follower",
+        description="`follower`: a push is acknowledged when all followers in sync have it in their "
+        "logs. `leader`: when the leader has it. If that leader fails, acknowledged pushes may be "
+        "missing, and clients receive `ShardRestartedError`.",
+    )
+    lease_seconds: Annotated[float, Field(ge=0.2, le=60)] = Field(
+        2.0,
+        description="Time for which a leader may answer without contact to the store. Another replica "
+        "replaces it soon after that time.",
+    )
+    without_follower: Literal["fail", "flag"] = Field(
+        "fail",
+        description="With `acks: follower`, while no follower is in sync: `fail` rejects pushes; "
+        "`flag` accepts them, and `PushResult.unreplicated` contains the shard.",
+    )
+
+
 class ParametersConfig(DocumentModel):
     """Trainable tables, and the folders of their snapshots."""
 
@@ -189,6 +222,9 @@ class ParametersConfig(DocumentModel):
         "most this time.",
     )
     save: ScheduledSaveConfig = ScheduledSaveConfig()
+    replication: ReplicationConfig | None = Field(
+        None, description="Followers; required if a shard has several replicas."
+    )
 
     @field_validator("tables")
     @classmethod
@@ -210,6 +246,15 @@ class ParametersConfig(DocumentModel):
             return self.push_log
         first = self.folders[0].removeprefix("file://").rstrip("/")
         return Path("push-log" if "://" in first else f"{first}.push-log")
+
+    @model_validator(mode="after")
+    def _logs_pushes(self) -> ParametersConfig:
+        if self.replication is not None and not self.push_log_bytes:
+            raise ValueError(
+                "replication needs the push log, which followers read; increase push_log_bytes, or "
+                "remove replication"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_no_password(self) -> ParametersConfig:

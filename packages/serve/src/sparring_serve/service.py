@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -63,6 +63,14 @@ class ShardPosition:
     shard: int = 0
 
 
+class Leadership(Protocol):
+    """Role of one of the replicas of a shard whose tables learn."""
+
+    def check_leader(self, what: str, known_epoch: int = 0) -> int:
+        """Returns the epoch; raises `StatusError` if this replica must not answer."""
+        ...
+
+
 @dataclass(slots=True)
 class LookupService:
     """Answers lookup requests from the tables of one server. All methods are thread-safe.
@@ -76,6 +84,7 @@ class LookupService:
         parameters: Description of the trainable tables, for servers of the role ``parameters``.
         log: Receives the requests that were answered, if given.
         quotas: Counts the ids of calls by client, if given.
+        leadership: Decides whether this replica may answer; None: all replicas answer.
     """
 
     tables: ServingTables
@@ -86,6 +95,7 @@ class LookupService:
     parameters: ParametersMessage = field(default_factory=ParametersMessage)
     log: RequestLog | None = None
     quotas: Quotas | None = None
+    leadership: Leadership | None = None
     is_draining: bool = False
     clock: Callable[[], float] = time.time
 
@@ -118,6 +128,7 @@ class LookupService:
             asked = [(each.table, parse_ids(each.ids)) for each in request.tables]
             num_ids = sum(len(ids) for _, ids in asked)
             answer, num_found = self._pull(request, asked, content)
+            self.check_leader()
             return answer
         except StatusError as refusal:
             code = refusal.status.value
@@ -133,6 +144,19 @@ class LookupService:
             seconds = time.perf_counter() - begin
             self.metrics.note_pull(counted, code, (num_ids, num_found), seconds)
             self.charge(num_ids)
+
+    def check_leader(self, known_epoch: int = 0) -> int:
+        """Returns the epoch of this server; 0 if all replicas answer lookups.
+
+        Args:
+            known_epoch: Highest epoch that the caller knows.
+
+        Raises:
+            StatusError: Another replica is the leader of the shard, and only that one answers.
+        """
+        if self.leadership is None:
+            return 0
+        return self.leadership.check_leader("pull", known_epoch)
 
     def charge(self, num_ids: int) -> None:
         """Counts ids of the client whose call this thread answers, if it has a quota."""
@@ -156,6 +180,7 @@ class LookupService:
                 f"{self.limits.max_bytes:,}; send fewer ids per call",
                 reason="max_bytes",
             )
+        epoch = self.check_leader(request.epoch)
         with self.admission.of(len(content) + answer_bytes):
             is_large = answer_bytes >= IN_PLACE_BYTES and missing != Missing.ONLY_FOUND
             sizes = [
@@ -186,6 +211,7 @@ class LookupService:
                 self.tables.versions()[0].hash,
                 looked.failure,
                 self.parameters.incarnation,
+                epoch=epoch,
             )
             if in_place.is_used:
                 found = [each.found for each in looked.tables]
@@ -219,6 +245,7 @@ class LookupService:
                 rows failed.
         """
         wanted = Missing.INITIAL if missing == Missing.INITIAL else Missing.ZERO
+        self.check_leader()
         try:
             looked = self.tables.lookup(asked, dtype, wanted, version, reserve_rows)
         except VersionGoneError as error:
@@ -228,6 +255,7 @@ class LookupService:
             raise StatusError(Status.UNAVAILABLE, str(error), reason="backend") from None
         if looked.failure:
             self._check_partial(looked, accepts_partial)
+        self.check_leader()
         return looked
 
     def _check_partial(self, looked: LookupResult, accepts_partial: bool) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -90,7 +91,8 @@ def serve(
     if role == "parameters":
         from sparring_serve.parameters.server import open_parameter_server
 
-        _run(open_parameter_server, read, position, address, 0)
+        opened = partial(open_parameter_server, replica=replica - 1)
+        _run(opened, read, position, address, 0)
         return
     if worker is None and not read.tables:
         warn_of_remote_files(read)

@@ -17,6 +17,8 @@ __all__ = [
     "ShardRestartedError",
     "StaleRowsError",
     "make_replicas_error",
+    "is_not_begun",
+    "is_not_leader",
     "is_replica_failure",
     "make_status_error",
 ]
@@ -64,6 +66,22 @@ REPLICA_FAILURES = frozenset(
     }
 )
 """Statuses after which another replica or another attempt may succeed."""
+
+
+NOT_LEADER = "this replica is not the leader"
+"""Beginning of the message of a replica that must not answer, after the name of the call."""
+
+
+def is_not_leader(outcome: Outcome) -> bool:
+    """Returns whether a replica has rejected a call, because another one leads its shard."""
+    return outcome.status == "UNAVAILABLE" and NOT_LEADER in outcome.message
+
+
+def is_not_begun(outcome: Outcome) -> bool:
+    """Returns whether a replica has certainly not begun a call, so that another one can be called."""
+    return is_not_leader(outcome) or (
+        outcome.status == "UNAVAILABLE" and _NOT_CONNECTED.search(outcome.message) is not None
+    )
 
 
 def is_replica_failure(outcome: Outcome) -> bool:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from sparring.errors import InvalidArgumentError
 from sparring_serve.client.answer import ReplyVersion, RowStatus
+from sparring_serve.client.epochs import ShardEpochs
 from sparring_serve.client.splitting import Part, ShardCall
 from sparring_serve.wire.fields import MessageError, decode, encode
 from sparring_serve.wire.messages import (
@@ -62,14 +63,19 @@ class PullCalls:
         calls: Calls that the lookup was split into.
         tables: Receive the rows.
         asked: Options of the lookup.
+        epochs: Epochs of the leaders of shards.
     """
 
     def __init__(
-        self, calls: Sequence[ShardCall], tables: Sequence[TableResult], asked: PullOptions
+        self,
+        calls: Sequence[ShardCall],
+        tables: Sequence[TableResult],
+        asked: PullOptions,
+        epochs: ShardEpochs,
     ) -> None:
         self.calls = calls
         self.tables = tables
-        self._asked = asked
+        self._asked, self._epochs = asked, epochs
         self.ages: dict[ReplyVersion, float] = {}
         """For each version of the rows, its age in seconds."""
         self.call_ages: dict[int, float] = {}
@@ -105,6 +111,7 @@ class PullCalls:
                         asked.accepts_partial,
                         request_id,
                         () if number else sample,
+                        self._epochs.of(call.shard),
                     )
                 ),
             )
@@ -125,6 +132,7 @@ class PullCalls:
                 f"the reply contains the tables {', '.join(each.table for each in answer.tables)}, but "
                 f"{', '.join(names)} were requested; client and server may be of incompatible releases"
             )
+        self._epochs.take(call.shard, answer.epoch)
         for part, each in zip(call.parts, answer.tables, strict=True):
             self._place(part, each)
         found = answer.version

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from sparring_serve.client.circuit_breaker import CircuitBreaker
 
-__all__ = ["ReplicaOrder", "pauses"]
+__all__ = ["LeaderOrder", "ReplicaOrder", "pauses"]
 
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.01, 0.1
 
@@ -63,3 +63,22 @@ class ReplicaOrder:
         if address in self._failed:
             with self._lock:
                 self._failed.pop(address, None)
+
+
+class LeaderOrder(ReplicaOrder):
+    """Order that begins with the replica that replied last, because only the leader replies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._leaders: set[str] = set()
+
+    def of(self, replicas: Sequence[str], now: float) -> list[str]:
+        return sorted(super().of(replicas, now), key=lambda each: each not in self._leaders)
+
+    def note_failure(self, address: str, now: float) -> None:
+        super().note_failure(address, now)
+        self._leaders.discard(address)
+
+    def note_success(self, address: str) -> None:
+        super().note_success(address)
+        self._leaders.add(address)

@@ -11,7 +11,7 @@ deadline. Lookups, pushes and saves have a different `RetryPolicy`.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from sparring.errors import SparringError
@@ -27,10 +27,12 @@ from sparring_serve.client.transport import Outcome, Pause, Send
 from sparring_serve.wire.fields import MessageError
 
 __all__ = [
+    "AT_THE_LEADER",
     "IMPATIENT",
     "ONE_RECONNECT",
     "PATIENT",
     "UNTIL_ANSWERED",
+    "UNTIL_A_LEADER_ANSWERED",
     "Exchange",
     "RetryPolicy",
     "Rounds",
@@ -92,6 +94,12 @@ UNTIL_ANSWERED = RetryPolicy(
     raises_refusals=False,
 )
 """For pushes, which every shard must accept: reserves time for another attempt after a lost reply."""
+
+AT_THE_LEADER = replace(PATIENT, awaited=frozenset(), breaks_circuits=False)
+"""For lookups in tables that learn: only one of the replicas answers, and another one replaces it."""
+
+UNTIL_A_LEADER_ANSWERED = replace(UNTIL_ANSWERED, awaited=frozenset())
+"""For pushes to shards with several replicas."""
 
 ONE_RECONNECT = RetryPolicy(
     repeated_once=_UNCONNECTED,

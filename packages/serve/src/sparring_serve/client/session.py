@@ -25,10 +25,12 @@ from sparring_serve.client.arguments import (
     check_text,
     check_whole_number,
 )
+from sparring_serve.client.epochs import ShardEpochs
 from sparring_serve.client.fallback import Fallback
 from sparring_serve.client.pull_calls import PullCalls, PullOptions, TableResult
 from sparring_serve.client.replicas import ReplicaOrder
 from sparring_serve.client.rounds import (
+    AT_THE_LEADER,
     IMPATIENT,
     PATIENT,
     RetryPolicy,
@@ -150,7 +152,8 @@ class Session:
         self.config = config
         self.metrics = metrics
         self.clock = clock
-        self._order = ReplicaOrder()
+        self.order = ReplicaOrder()
+        self.epochs = ShardEpochs()
         self._fallback = Fallback(config, clock)
         self._lock = threading.Lock()
         self._description: Description | None = None
@@ -179,7 +182,10 @@ class Session:
             )
             pulled = self._split_pull(wanted, description, missing, version)
             requests = pulled.requests("" if sample is None else sample.request_id, encoded)
-            rounds = Rounds("Pull", requests, pulled.accept, self._policy)
+            policy = self._policy
+            if policy is PATIENT and self._has_leaders(description):
+                policy = AT_THE_LEADER
+            rounds = Rounds("Pull", requests, pulled.accept, policy)
             try:
                 yield from self._run(rounds, description, deadline)
             except ShardMapMovedError as moved:
@@ -264,7 +270,7 @@ class Session:
     def _run(self, rounds: Rounds, description: Description, deadline: float) -> Steps[None]:
         longest = description.max_deadline_seconds
         try:
-            yield from rounds.run(self.shards.shards, self._order, self.clock, deadline, longest)
+            yield from rounds.run(self.shards.shards, self.order, self.clock, deadline, longest)
         finally:
             for _ in range(rounds.num_failovers):
                 self.metrics.count_failover()
@@ -297,7 +303,7 @@ class Session:
         # Use half of the time, so that a shard that does not reply leaves time for the others' rows.
         now = self.clock()
         yield from rounds.run(
-            self.shards.shards, self._order, self.clock, now + (deadline - now) / 2
+            self.shards.shards, self.order, self.clock, now + (deadline - now) / 2
         )
         if not answers:
             # The previous description contains the tables, which is enough to fill in their rows.
@@ -359,7 +365,7 @@ class Session:
             config.max_staleness_seconds,
             accepts_partial=not self._fallback.raises,
         )
-        return PullCalls(calls, tables, asked)
+        return PullCalls(calls, tables, asked, self.epochs)
 
     def _end(
         self, failures: Sequence[tuple[int, SparringError]], pulled: PullCalls, *, of_newest: bool
@@ -398,6 +404,12 @@ class Session:
                     "`map_number` with each change"
                 )
             self.shards, self._description = newer, None
+            self.epochs.clear()
+
+    def _has_leaders(self, description: Description) -> bool:
+        """Returns whether only one replica of a shard answers, because the tables learn."""
+        answer = next(iter(description.shards.values()))
+        return bool(answer.parameters.tables) and any(len(each) > 1 for each in self.shards.shards)
 
     @property
     def _policy(self) -> RetryPolicy:

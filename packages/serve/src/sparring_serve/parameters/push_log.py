@@ -16,6 +16,7 @@ import os
 import secrets
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -25,9 +26,10 @@ from typing import Any, BinaryIO
 import xxhash
 
 from sparring.errors import StorageIOError
+from sparring_serve.replication.replica import LostLogError, Record
 from sparring_serve.wire.fields import Buffer
 
-__all__ = ["PushLog", "ResumeResult", "new_incarnation"]
+__all__ = ["LogStart", "PushLog", "RecordKind", "ResumeResult", "new_incarnation"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +40,9 @@ _MAX_RECORD_BYTES = 1 << 27
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class _Kind(IntEnum):
+class RecordKind(IntEnum):
+    """Kind of a record."""
+
     HEADER = 0
     PUSH = 1
     GAP = 2
@@ -57,6 +61,13 @@ class ResumeResult:
     """Reason why acknowledged pushes may be missing; empty if the state is complete."""
 
 
+_RECENT_BYTES = 32 << 20
+"""Size of the newest records that are kept in memory for followers."""
+_BATCH_BYTES = 8 << 20
+"""Size of records from which `PushLog.read` returns no more."""
+_BATCH_RECORDS = 4096
+
+
 @dataclass(slots=True)
 class _Segment:
     number: int
@@ -73,6 +84,20 @@ class _Segment:
         previous one."""
         base: str | None = self.header["base"]
         return base
+
+    @property
+    def position(self) -> int:
+        """Number of records in the history of the shard before the first push of the segment."""
+        position: int = self.header.get("position", 0)
+        return position
+
+
+@dataclass(frozen=True, slots=True)
+class LogStart:
+    """A snapshot that a log follows, and the number of records before it."""
+
+    base: str
+    position: int
 
 
 def new_incarnation() -> int:
@@ -103,6 +128,17 @@ class PushLog:
         self.gap = ""
         """Reason why pushes are not logged; empty if they are."""
         self.num_bytes = 0
+        self.position, self.epoch = 0, 0
+        """Number of pushes, saves and loads in the history of the shard; epoch of the leader whose
+        history it is, 0 if the shard has never had replicas, -1 if pushes are missing."""
+        self.is_strict = False
+        """Whether pushes that do not fit are rejected, instead of not being logged."""
+        self._segments: list[tuple[int, str | None, int]] = []
+        """Number, base and position of each segment."""
+        self._recent: deque[Record] | None = None
+        self._recent_bytes = 0
+        self._read_on: tuple[int, Iterator[Record]] | None = None
+        """Position after the last read from files, and the records that follow."""
         self._number = 0
         self._file: BinaryIO | None = None
         self._is_dirty = False
@@ -161,12 +197,18 @@ class PushLog:
             else:
                 for each in own[begin:]:
                     for kind, payload in _records(each.path):
-                        if kind == _Kind.PUSH:
+                        if kind == RecordKind.PUSH:
                             apply(payload)
                             num_pushes += 1
                 lost = self._missing(own[begin:])
             is_complete = bool(own) and begin is not None and not lost
             self.incarnation = own[-1].header["incarnation"] if is_complete else new_incarnation()
+            if own and begin is not None:
+                last = own[-1]
+                self._segments = [(each.number, each.base, each.position) for each in own[begin:]]
+                self.position = last.position + last.num_pushes
+                self.epoch = last.header.get("epoch", 0)
+            self.epoch = -1 if lost else self.epoch
             self.begin(base if begin is None else None)
         except OSError as error:
             raise self._failed("cannot be read or written", error) from error
@@ -236,13 +278,13 @@ class PushLog:
         for kind, payload in _records(path):
             end += _RECORD.size + len(payload)
             if segment is None:
-                if kind != _Kind.HEADER:
+                if kind != RecordKind.HEADER:
                     break
                 segment = _Segment(_number(path), path, json.loads(payload))
                 continue
-            segment.num_pushes += kind == _Kind.PUSH
-            segment.is_ended = kind == _Kind.END
-            if kind == _Kind.GAP:
+            segment.num_pushes += kind == RecordKind.PUSH
+            segment.is_ended = kind == RecordKind.END
+            if kind == RecordKind.GAP:
                 segment.fault = payload.decode()
         fault = _damage(path, len(_MAGIC) + end)
         if segment is None and fault:
@@ -263,13 +305,32 @@ class PushLog:
         if self.gap:
             return
         if self.num_bytes + len(content) > self._max_bytes:
+            if self.is_strict:
+                raise StorageIOError(
+                    f"the push log has {self.num_bytes:,} bytes, and the maximum is "
+                    f"parameters.push_log_bytes={self._max_bytes:,}; save, for example at intervals with "
+                    "parameters.save"
+                )
             self.skip(
                 f"pushes since the last save need more than parameters.push_log_bytes={self._max_bytes:,}"
             )
             return
-        self._write(_Kind.PUSH, content)
+        self._write(RecordKind.PUSH, content)
+        self.position += 1
+        self._remember(
+            Record(RecordKind.PUSH, bytes(content)) if self._recent is not None else None
+        )
         if not self._sync_seconds:
             self._fsync()
+
+    def _remember(self, record: Record | None) -> None:
+        """Keeps a record in memory, because followers need it soon."""
+        if record is None or self._recent is None:
+            return
+        self._recent.append(record)
+        self._recent_bytes += len(record.payload)
+        while self._recent_bytes > _RECENT_BYTES and len(self._recent) > 1:
+            self._recent_bytes -= len(self._recent.popleft().payload)
 
     def skip(self, why: str) -> None:
         """Stops logging until the next save, and records the reason in the log."""
@@ -277,9 +338,9 @@ class PushLog:
             return
         self.gap = why
         _log.warning("%s: until the next save, pushes are lost if this server is killed", why)
-        self._write(_Kind.GAP, why.encode())
+        self._write(RecordKind.GAP, why.encode())
 
-    def begin(self, base: str | None, *, is_load: bool = False) -> int:
+    def begin(self, base: str | None, *, is_load: bool = False, is_record: bool = False) -> int:
         """Starts a segment: later pushes follow `base`. Returns its number, for `commit`.
 
         Args:
@@ -287,8 +348,10 @@ class PushLog:
                 segment.
             is_load: Whether the rows of `base` replace all rows, so that the segment does not
                 continue the previous one.
+            is_record: Whether followers begin a segment at this position, too.
         """
         self._number += 1
+        self.position += is_record
         path = self.folder / f"{self._stem}.{self._number:08d}.log"
         header = {
             "incarnation": self.incarnation,
@@ -298,11 +361,13 @@ class PushLog:
             "shard": self._shard,
             "num_shards": self._num_shards,
             "sync_milliseconds": 1000 * self._sync_seconds,
+            "position": self.position,
+            "epoch": max(self.epoch, 0),
         }
         try:
             opened = path.open("xb", buffering=0)
             payload = json.dumps(header).encode()
-            opened.write(_MAGIC + _head(_Kind.HEADER, payload) + payload)
+            opened.write(_MAGIC + _head(RecordKind.HEADER, payload) + payload)
             os.fsync(opened.fileno())
             _sync_folder(self.folder)
         except OSError as error:
@@ -313,7 +378,11 @@ class PushLog:
                 os.fsync(before.fileno())
                 before.close()
         self.num_bytes += opened.tell()
-        self.gap = ""
+        if base is not None:
+            self.gap = ""
+        self._segments.append((self._number, base, self.position))
+        if is_record:
+            self._remember(Record(RecordKind.HEADER, payload))
         return self._number
 
     def commit(self, number: int) -> None:
@@ -322,6 +391,88 @@ class PushLog:
             if _number(path) < number:
                 self.num_bytes -= path.stat().st_size
                 path.unlink()
+        self._segments = [each for each in self._segments if each[0] >= number]
+
+    # -- for followers
+
+    def keep_recent(self) -> None:
+        """Keeps the newest records in memory from now on."""
+        self._recent = deque()
+
+    @property
+    def start(self) -> LogStart:
+        """Snapshot that the oldest segment follows."""
+        _, base, position = self._segments[0]
+        return LogStart(base or "", position)
+
+    def read(self, position: int) -> list[Record]:
+        """Returns some of the records after a position; none at the end.
+
+        Raises:
+            LostLogError: The log does not contain them, because it has a gap or was truncated.
+        """
+        if self.gap or not self.start.position <= position <= self.position:
+            raise LostLogError(self.gap or f"position {position}")
+        count = self.position - position
+        recent = self._recent if self._recent is not None else deque()
+        if count <= len(recent):
+            records: Iterator[Record] = (recent[i] for i in range(len(recent) - count, len(recent)))
+        elif self._read_on is not None and self._read_on[0] == position:
+            records = self._read_on[1]
+        else:
+            records = self._read_files(position)
+        found, num_bytes = [], 0
+        for each in records:
+            found.append(each)
+            num_bytes += len(each.payload)
+            if num_bytes >= _BATCH_BYTES or len(found) == _BATCH_RECORDS:
+                break
+        self._read_on = position + len(found), records
+        if count and not found:
+            raise LostLogError(f"the files of the log end before position {self.position}")
+        return found
+
+    def _read_files(self, after: int) -> Iterator[Record]:
+        for number, base, position in list(self._segments):
+            first, end = position, position
+            if base is not None and number != self._segments[0][0]:
+                first -= 1  # its header is a record
+            path = self.folder / f"{self._stem}.{number:08d}.log"
+            for kind, payload in _records(path):
+                if kind == RecordKind.HEADER:
+                    if first < position and first >= after:
+                        yield Record(RecordKind.HEADER, payload)
+                elif kind == RecordKind.PUSH:
+                    end += 1
+                    if end > after:
+                        yield Record(RecordKind.PUSH, payload)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Records that later records are of a new leader."""
+        self.epoch = epoch
+        self.begin(None)
+
+    def drop_before(self, position: int) -> None:
+        """Deletes the segments before the one that follows the snapshot at a position."""
+        for number, base, at in self._segments:
+            if base is not None and at == position:
+                self.commit(number)
+                return
+
+    def reset(self, base: str, position: int, epoch: int) -> None:
+        """Replaces the log by an empty one that follows a snapshot of the leader of an epoch."""
+        try:
+            for path in self._paths():
+                path.unlink()
+        except OSError as error:
+            raise self._failed("cannot be deleted", error) from error
+        self._segments, self.num_bytes = [], 0
+        if self._recent is not None:
+            self._recent.clear()
+            self._recent_bytes = 0
+        self._read_on = None
+        self.position, self.epoch = position, epoch
+        self.begin(base)
 
     def close(self) -> None:
         """Records that the server ended normally, and closes the files."""
@@ -330,14 +481,14 @@ class PushLog:
             self._thread.join()
         if self._file is not None:
             try:
-                self._write(_Kind.END, b"")
+                self._write(RecordKind.END, b"")
                 self._fsync()
             finally:
                 self._file.close()
                 self._file = None
         self._lock.close()
 
-    def _write(self, kind: _Kind, payload: Buffer) -> None:
+    def _write(self, kind: RecordKind, payload: Buffer) -> None:
         assert self._file is not None
         parts = [memoryview(_head(kind, payload)), memoryview(payload)]
         before = self._file.tell()
@@ -376,7 +527,7 @@ def _number(path: Path) -> int:
     return int(path.suffixes[-2][1:])
 
 
-def _head(kind: _Kind, payload: Buffer) -> bytes:
+def _head(kind: RecordKind, payload: Buffer) -> bytes:
     """Returns the header of a record."""
     return _RECORD.pack(len(payload), _checksum(kind, payload), kind)
 

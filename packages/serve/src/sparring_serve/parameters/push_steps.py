@@ -16,11 +16,20 @@ import numpy.typing as npt
 from sparring.adapter import format_suggestion
 from sparring.errors import InvalidArgumentError, SnapshotError, SparringError, UnknownTableError
 from sparring_serve.client.arguments import check_seconds, check_text
-from sparring_serve.client.failures import is_replica_failure, make_status_error
-from sparring_serve.client.replicas import ReplicaOrder
-from sparring_serve.client.rounds import UNTIL_ANSWERED, Rounds, ShardMapMovedError
+from sparring_serve.client.failures import (
+    is_not_begun,
+    is_replica_failure,
+    make_status_error,
+)
+from sparring_serve.client.replicas import ReplicaOrder, pauses
+from sparring_serve.client.rounds import (
+    UNTIL_A_LEADER_ANSWERED,
+    UNTIL_ANSWERED,
+    Rounds,
+    ShardMapMovedError,
+)
 from sparring_serve.client.session import Description, Session, Steps
-from sparring_serve.client.transport import Outcome, Send
+from sparring_serve.client.transport import Outcome, Pause, Send
 from sparring_serve.parameters.incarnations import Incarnations
 from sparring_serve.parameters.push_window import Token
 from sparring_serve.tables.shard_ranges import ShardReplicas
@@ -74,11 +83,14 @@ class PushResult:
         token: Token of the push.
         step: Number of pushes that each shard had applied when it replied.
         was_known: Shards that already had the push, because a reply was lost.
+        unreplicated: Shards whose servers have the push on one replica only, although
+            `parameters.replication.acks` is ``follower``.
     """
 
     token: Token
     step: tuple[int, ...]
     was_known: tuple[int, ...]
+    unreplicated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +155,10 @@ def push_steps(
         shards = session.shards
         addresses = [replicas[0] for replicas in shards.shards]
         push = PushRequest(client=token.client, sequence=token.number, wait=wait)
-        pushes = [replace(push, incarnation=incarnations.last(each)) for each in addresses]
+        pushes = [
+            replace(push, incarnation=incarnations.last(each), epoch=session.epochs.of(shard))
+            for shard, each in enumerate(addresses)
+        ]
         calls = [ShardCall(each) for each in _requests(parts, shards, pushes, description)]
         longest = description.max_deadline_seconds
         try:
@@ -159,7 +174,8 @@ def push_steps(
         if restarted is not None:
             raise restarted
         known = tuple(shard for shard, each in enumerate(calls) if each.answer.was_known)
-        return PushResult(token, tuple(each.answer.step for each in calls), known)
+        alone = tuple(shard for shard, each in enumerate(calls) if each.answer.is_unreplicated)
+        return PushResult(token, tuple(each.answer.step for each in calls), known, alone)
 
 
 def flush_steps(
@@ -181,7 +197,10 @@ def flush_steps(
     description = yield from session.description_steps(deadline)
     shards, longest = session.shards, save_seconds(description)
     addresses = [replicas[0] for replicas in shards.shards]
-    calls = [ShardCall(encode(FlushRequest(client, heard.get(each, 0)))) for each in addresses]
+    calls = [
+        ShardCall(encode(FlushRequest(client, heard.get(each, 0), session.epochs.of(shard))))
+        for shard, each in enumerate(addresses)
+    ]
     yield from attempt_calls(session, "Flush", calls, FlushReply, deadline, longest)
     token, advice = None, "Check these shards, and flush again"
     for address, call in zip(addresses, calls, strict=True):
@@ -240,14 +259,22 @@ def snapshot_steps(
     description = yield from session.description_steps(session.deadline(None))
     max_seconds = save_seconds(description)
     seconds = max_seconds if given is None else min(given, max_seconds)
-    first = session.shards.shards[0][0]
     what = f"{method.lower()} of {url or 'all tables'}"
     end = session.clock() + seconds
     yield from _reach_first(session, what, min(REQUEST_SECONDS, seconds / 2))
     # Sent only once, because the reply to a second attempt would not show whether the first
     # succeeded.
     request = encode(SnapshotRequest(url, names, accept_loss))
-    [outcome] = yield [Send(first, method, request, max(1e-3, end - session.clock()))]
+    replicas, wait = session.shards.shards[0], pauses()
+    leader_by = session.clock() + min(REQUEST_SECONDS, seconds / 2)
+    while True:
+        for first in replicas:
+            [outcome] = yield [Send(first, method, request, max(1e-3, end - session.clock()))]
+            if not is_not_begun(outcome):
+                break
+        if len(replicas) == 1 or not is_not_begun(outcome) or session.clock() > leader_by:
+            break
+        yield Pause(next(wait))
     if outcome.answer is None:
         if outcome.status in ("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED"):
             raise make_status_error(first, outcome)
@@ -331,12 +358,16 @@ def attempt_calls(
     """Calls each shard until it has replied or rejected the call, or the deadline has passed."""
 
     def accept(shard: int, content: bytes) -> None:
-        calls[shard].answer = decode(answer, content)
+        decoded = decode(answer, content)
+        session.epochs.take(shard, decoded.epoch)
+        calls[shard].answer = decoded
 
     requests = [(shard, each.request) for shard, each in enumerate(calls)]
-    rounds = Rounds(method, requests, accept, UNTIL_ANSWERED)
-    owners = [replicas[:1] for replicas in session.shards.shards]
-    yield from rounds.run(owners, ReplicaOrder(), session.clock, deadline, longest_seconds)
+    shards = session.shards.shards
+    has_followers = any(len(each) > 1 for each in shards)
+    policy = UNTIL_A_LEADER_ANSWERED if has_followers else UNTIL_ANSWERED
+    rounds = Rounds(method, requests, accept, policy)
+    yield from rounds.run(shards, session.order, session.clock, deadline, longest_seconds)
     for each, outcome in zip(calls, rounds.outcomes(), strict=True):
         each.reason = outcome
 

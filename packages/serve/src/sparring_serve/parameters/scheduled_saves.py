@@ -87,7 +87,7 @@ class ScheduledSaves:
         try:
             url = self._save(self._find_name, self._config.save_seconds)
         except Exception as error:
-            if isinstance(error, StatusError) and error.reason == "busy":
+            if isinstance(error, StatusError) and error.reason in ("busy", "not_leader"):
                 self._metrics.count_save("skipped")
                 return
             if self._stop.is_set():

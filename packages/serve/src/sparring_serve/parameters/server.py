@@ -7,6 +7,8 @@ from sparring_serve.client.grpc_transport import GrpcTransport
 from sparring_serve.config import ServingConfig
 from sparring_serve.parameters.service import ParameterService
 from sparring_serve.parameters.shard import ParameterShard
+from sparring_serve.replication.shard_replication import ReplicaPlace, shard_key
+from sparring_serve.replication.store import open_store
 from sparring_serve.server.lookup_server import LookupServer
 from sparring_serve.service import LookupService, ShardPosition
 
@@ -14,15 +16,16 @@ __all__ = ["open_parameter_server"]
 
 
 def open_parameter_server(
-    config: ServingConfig, *, shard: int = 0, address: str | None = None
+    config: ServingConfig, *, shard: int = 0, replica: int = 0, address: str | None = None
 ) -> LookupServer:
     """Opens the tables of one shard, and serves pulls and pushes until `close`.
 
     Args:
         config: Configuration of the service.
         shard: Shard of this server, from 0.
+        replica: Replica of the shard, from 0.
         address: ``host:port``; port 0 selects a free port; None uses `server.address` or the address
-            of the shard.
+            of the replica.
 
     Raises:
         ConfigError: The configuration has no section `parameters`, or settings that are invalid for
@@ -35,10 +38,10 @@ def open_parameter_server(
         raise ConfigError(
             "role parameters: the configuration has no section `parameters`; declare tables there"
         )
-    if any(len(each) > 1 for each in config.shards):
+    if declared.replication is None and any(len(each) > 1 for each in config.shards):
         raise ConfigError(
-            "role parameters: `shards` lists several replicas of a shard, but each shard of trainable "
-            "tables has one server; list one address per shard"
+            "role parameters: `shards` lists several replicas of a shard, which must agree on a leader; "
+            "set parameters.replication.store, or list one address per shard"
         )
     if config.server.workers > 1:
         raise ConfigError(
@@ -46,19 +49,40 @@ def open_parameter_server(
             "increase server.threads, or add shards"
         )
     position = ShardPosition(config.shard_map, shard)
+    if len(config.shards[shard]) > 1:
+        # The replicas of a shard may run on one machine, and then need separate logs.
+        folder = declared.push_log_folder / f"replica-{replica + 1}"
+        declared = declared.model_copy(update={"push_log": folder})
+    store = None if declared.replication is None else open_store(declared.replication.store)
     tables = ParameterShard(declared, position)
 
     def changes(lookups: LookupService) -> ParameterService:
         service = ParameterService(tables, lookups, GrpcTransport(config.client))
         service.resume()
+        if store is not None:
+            service.join(_place(config, shard, replica), store)
         if service.scheduled is not None:
             service.scheduled.start()
         return service
 
     try:
         tables.start()
-        listening = address or config.server.address or config.shards[shard][0]
+        listening = address or config.server.address or config.shards[shard][replica]
         return LookupServer(tables, config, position, listening, changes)
     except BaseException:
         tables.close()
         raise
+
+
+def _place(config: ServingConfig, shard: int, replica: int) -> ReplicaPlace:
+    assert config.parameters is not None
+    replicas, num_shards = config.shards[shard], len(config.shards)
+    own = replicas[replica]
+    return ReplicaPlace(
+        shard,
+        num_shards,
+        own,
+        tuple(each for each in replicas if each != own),
+        is_first=replica == 0,
+        key=shard_key(config.parameters.folders[0], shard, num_shards),
+    )

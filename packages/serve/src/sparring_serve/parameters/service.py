@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -23,12 +24,15 @@ from sparring.errors import InvalidArgumentError, SnapshotError, SparringError, 
 from sparring_serve.client.transport import Transport
 from sparring_serve.declaration import TableDeclaration
 from sparring_serve.parameters.push_failures import PushFailures
-from sparring_serve.parameters.push_log import PushLog
+from sparring_serve.parameters.push_log import PushLog, RecordKind, new_incarnation
 from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_window import WIDTH, Token, Verdict
 from sparring_serve.parameters.scheduled_saves import ScheduledSaves
 from sparring_serve.parameters.shard import Gradients, ParameterShard
 from sparring_serve.parameters.snapshots import ShardSnapshots
+from sparring_serve.replication.replica import Record
+from sparring_serve.replication.shard_replication import ReplicaPlace, ShardReplication
+from sparring_serve.replication.store import CoordinationStore
 from sparring_serve.service import LookupService, decode_request, parse_ids
 from sparring_serve.status import Status, StatusError
 from sparring_serve.wire.fields import Buffer, encode
@@ -72,6 +76,8 @@ class ParameterService:
         self._pending: dict[Token, Future[Any]] = {}
         lookups.metrics.add_gauges(self._gauges)
         self._failures = PushFailures(config.max_clients)
+        self.replication: ShardReplication | None = None
+        """Role of this replica of the shard; None if the shard has no followers."""
         self.scheduled: ScheduledSaves | None = None
         if config.save.every_seconds is not None and not shard.position.shard:
             self.scheduled = ScheduledSaves(
@@ -118,6 +124,23 @@ class ParameterService:
         shard.known_at_start = shard.windows.newest()
         self.lookups.parameters = shard.describe()
 
+    def join(self, place: ReplicaPlace, store: CoordinationStore) -> None:
+        """Joins the other replicas of the shard, after `resume`.
+
+        Args:
+            place: Place of this replica.
+            store: Store of the service; closed with this service.
+        """
+        config = self.shard.config.replication
+        assert config is not None
+        assert self._push_log is not None
+        self.replication = ShardReplication(
+            self, self._push_log, self._lock, config, place, self._transport, store
+        )
+        self.lookups.leadership = self.replication
+        self._snapshots.replication = self.replication
+        self.replication.start()
+
     def _replay(self, content: bytes) -> None:
         request: PushRequest = decode_request(PushRequest, content)
         try:
@@ -150,23 +173,128 @@ class ParameterService:
         """
         request: PushRequest = decode_request(PushRequest, content)
         token, wait = _token(request), _wait(request)
+        replication, epoch, position = self.replication, 0, 0
+        if replication is not None:
+            replication.check_leader("push", request.epoch)
         pushed = self._checked(request, wait)
         self.lookups.charge(sum(len(each.ids) for each in pushed))
+        begin = time.monotonic()
         with self._lock:
+            if replication is not None:
+                epoch = replication.check_leader("push")
+                replication.check_followers()
             future = self._pending.get(token)
             if (was_known := future is not None) is False:
                 was_known = self._was_applied(token)
             if not was_known:
-                future = self._pending[token] = self.queue.push(
-                    lambda: self._apply(token, pushed), len(content), self._logged(content)
-                )
-                future.add_done_callback(lambda done: self._end(token, done, wait))
+                future = self._queue(token, pushed, wait, content)
+            if self._push_log is not None:
+                position = self._push_log.position
+        is_replicated = True
+        if replication is not None:
+            is_replicated = replication.replicate(epoch, position, remaining_seconds)
+            remaining_seconds -= time.monotonic() - begin
         if future is not None and wait is Wait.APPLIED:
             self._result(future, remaining_seconds, "push")
+        if replication is not None:
+            replication.check_still_leader("push", epoch)
         self._note_incarnation(request)
         shard = self.shard
         known = shard.known_at_start.get(request.client, 0)
-        return encode(PushReply(was_known, shard.steps, shard.incarnation, known))
+        return encode(
+            PushReply(was_known, shard.steps, shard.incarnation, known, epoch, not is_replicated)
+        )
+
+    def _queue(
+        self, token: Token, pushed: list[Gradients], wait: Wait, content: Buffer
+    ) -> Future[Any]:
+        """Logs a push, and adds it to the queue. The caller has the lock of the order."""
+        future = self._pending[token] = self.queue.push(
+            lambda: self._apply(token, pushed), len(content), self._logged(content)
+        )
+        future.add_done_callback(lambda done: self._end(token, done, wait))
+        return future
+
+    # -- methods of Follower
+
+    def apply_record(self, record: Record) -> bool:
+        """See `Follower.apply_record`."""
+        log = self._push_log
+        assert log is not None
+        if record.kind == RecordKind.HEADER:
+            header = json.loads(bytes(record.payload))
+            base, is_load = header["base"], header["is_load"]
+            log.begin(base, is_load=is_load, is_record=True)
+            if is_load:
+                self.queue.call(lambda: self._load_for_leader(base))
+            return True
+        request: PushRequest = decode_request(PushRequest, record.payload)
+        wait = _wait(request)
+        try:
+            self._queue(_token(request), self._checked(request, wait), wait, record.payload)
+        except StatusError as refusal:
+            if refusal.status is Status.RESOURCE_EXHAUSTED:
+                return False
+            raise
+        return True
+
+    def _load_for_leader(self, url: str) -> None:
+        try:
+            self.shard.load(url)
+        except SparringError as error:
+            _log.error(
+                "this follower could not load %s, as its leader did: %s; restart it", url, error
+            )
+            assert self._push_log is not None
+            self._push_log.epoch = -1  # it must not lead
+            raise
+
+    def reset_rows(self, base: str) -> None:
+        """See `Follower.reset_rows`."""
+
+        def reset() -> None:
+            self.shard.reset()
+            if base:
+                self.shard.load(base)
+
+        self.queue.call(reset).result()
+
+    def adopt(self, incarnation: int, lost: str) -> None:
+        """See `Follower.adopt`."""
+        assert self._push_log is not None
+        shard = self.shard
+        shard.lost = lost
+        if incarnation != shard.incarnation:
+            self._push_log.incarnation = shard.incarnation = incarnation
+            self.lookups.parameters = shard.describe()
+
+    def lead(self, *, may_lack_pushes: str) -> Callable[[], None]:
+        """See `Follower.lead`."""
+        shard = self.shard
+        assert self._push_log is not None
+        if may_lack_pushes:
+            shard.is_settled = False
+            shard.note_loss(may_lack_pushes)
+            self._push_log.incarnation = shard.incarnation = new_incarnation()
+            self.lookups.parameters = shard.describe()
+
+        def end() -> None:
+            if may_lack_pushes:
+                shard.known_at_start = shard.windows.newest()
+
+        applied = self.queue.call(end)
+        return applied.result
+
+    def replicate(self, content: bytes, remaining_seconds: float) -> bytes:
+        """Answers a ReplicateMessage of the leader of this shard."""
+        if self.replication is None:
+            raise StatusError(
+                Status.FAILED_PRECONDITION,
+                "replicate: this server has no parameters.replication; start all replicas with the same "
+                "configuration",
+                reason="no_replication",
+            )
+        return self.replication.answer(content)
 
     def _logged(self, content: Buffer) -> Callable[[], None]:
         def write() -> None:
@@ -193,12 +321,17 @@ class ParameterService:
     def flush(self, content: Buffer, remaining_seconds: float) -> bytes:
         """Answers a FlushRequest with a FlushReply."""
         request: FlushRequest = decode_request(FlushRequest, content)
+        replication, epoch = self.replication, 0
+        if replication is not None:
+            epoch = replication.check_leader("flush", request.epoch)
         self._result(self.queue.call(self.shard.flush), remaining_seconds, "flush")
+        if replication is not None:
+            replication.check_still_leader("flush", epoch)
         shard = self.shard
         known = shard.known_at_start.get(request.client, 0)
         told = self._failures.report(request.client, request.heard)
         failure = (0, 0, "") if told is None else (told.name, told.push, str(told)[:_MAX_REASON])
-        return encode(FlushReply(shard.steps, *failure, shard.incarnation, known))
+        return encode(FlushReply(shard.steps, *failure, shard.incarnation, known, epoch))
 
     def methods(self) -> dict[str, tuple[str, Callable[[bytes, float], bytes]]]:
         """See `Changes.methods`."""
@@ -210,6 +343,7 @@ class ParameterService:
             "Load": ("admin", snapshots.load),
             "SavePart": ("admin", snapshots.save_part),
             "LoadPart": ("admin", snapshots.load_part),
+            "Replicate": ("admin", self.replicate),
         }
 
     def check_deadline(self, method: str, remaining_seconds: float) -> None:
@@ -221,6 +355,8 @@ class ParameterService:
         """Cancels a running save, applies all waiting pushes, and closes the log."""
         if self.scheduled is not None:
             self.scheduled.close()
+        if self.replication is not None:
+            self.replication.close()
         self.queue.close()
         self._transport.close()
         if self._push_log is not None:
@@ -245,6 +381,7 @@ class ParameterService:
             "push_log_bytes": 0.0 if self._push_log is None else float(self._push_log.num_bytes),
             "push_log_gap": float(self._push_log is not None and bool(self._push_log.gap)),
             "pushes_lost": float(bool(self.shard.lost)),
+            **({} if self.replication is None else self.replication.gauges()),
         }
 
     # -- parts of a push

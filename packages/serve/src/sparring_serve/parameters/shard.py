@@ -33,6 +33,7 @@ from sparring.errors import (
     SnapshotDamagedError,
     SnapshotError,
     SparringError,
+    StorageIOError,
     UnsupportedError,
 )
 from sparring_serve.declaration import ParametersConfig
@@ -117,25 +118,49 @@ class ParameterShard:
         """Client → its newest push that this shard had when the incarnation began."""
         self._storages: dict[str, Storage] = {}
         self._shapes: dict[str, TableShape] = {}
-        self._container = StepContainer(
+        self._container = self._open_tables()
+
+    def _open_tables(self) -> StepContainer:
+        config, position = self.config, self.position
+        container = StepContainer(
             rendezvous=IndependentRendezvous(position.shard, position.shards.num_shards),
             non_finite_gradients=config.non_finite_gradients,
         )
         try:
             for name, each in config.tables.items():
                 table, method = each.table(name), each.method
-                self._container.declare(table, each.storage_choice)
+                container.declare(table, each.storage_choice)
                 state = method.initial_state(
                     table.dim, each.hyper_parameters, table.computing_dtype
                 )
-                self._container.set_state(name, state, method.name)
-                self._storages[name] = self._container.storage(name)
+                container.set_state(name, state, method.name)
+                self._storages[name] = container.storage(name)
                 self._shapes[name] = TableShape(
                     name, table.dim, table.dtype, 0, describe_initial_values(table)
                 )
         except BaseException:
-            self._container.close()
+            container.close()
             raise
+        return container
+
+    def reset(self) -> None:
+        """Discards all rows, push tokens and steps. Tables must not persist in their storages.
+
+        Raises:
+            StorageIOError: A storage has kept rows.
+        """
+        with self._turn:
+            before = self._container
+            self._container = self._open_tables()
+            before.close()
+            self._steps = dict.fromkeys(self.config.tables, 0)
+            self._steps_before = 0
+            self.windows.load([])
+            if self.has_rows:
+                raise StorageIOError(
+                    "a follower cannot replace the rows of a storage that keeps them; use tables in "
+                    "memory (hkv), or remove parameters.replication"
+                )
 
     def start(self) -> None:
         """Loads the snapshot that `parameters.start` specifies.

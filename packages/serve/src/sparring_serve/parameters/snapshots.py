@@ -24,14 +24,15 @@ from typing import Any
 
 from sparring import open_snapshot
 from sparring.errors import SnapshotError, SparringError
-from sparring_serve.client.replicas import ReplicaOrder
-from sparring_serve.client.rounds import ONE_RECONNECT, Rounds
+from sparring_serve.client.replicas import LeaderOrder
+from sparring_serve.client.rounds import AT_THE_LEADER, ONE_RECONNECT, Rounds
 from sparring_serve.client.transport import Outcome, Send, Transport, run_steps
 from sparring_serve.parameters.allowed_folders import snapshot_url
 from sparring_serve.parameters.push_log import PushLog
 from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_steps import REQUEST_SECONDS, describe_outcome
 from sparring_serve.parameters.shard import ParameterShard
+from sparring_serve.replication.shard_replication import ShardReplication
 from sparring_serve.service import decode_request
 from sparring_serve.status import Status, StatusError
 from sparring_serve.wire.fields import MessageError, decode, encode
@@ -67,7 +68,9 @@ class ShardSnapshots:
     ) -> None:
         self._shard, self._queue, self._transport = shard, queue, transport
         self._in_order = in_order
+        self.replication: ShardReplication | None = None
         self._one_at_a_time = threading.Lock()
+        self._order = LeaderOrder()
         self._scheduled: list[int] = []
         """Steps of all shards at the last scheduled save."""
 
@@ -144,6 +147,7 @@ class ShardSnapshots:
                 f"the first shard coordinates it: call {position.shards.shards[0][0]}",
                 reason="not_first",
             )
+        self._check_leader(what)
         if not self._one_at_a_time.acquire(blocking=False):
             raise StatusError(
                 Status.FAILED_PRECONDITION,
@@ -155,11 +159,23 @@ class ShardSnapshots:
         finally:
             self._one_at_a_time.release()
 
+    def _check_leader(self, what: str) -> int:
+        """Returns the epoch of this leader; 0 if the shard has no replicas."""
+        return 0 if self.replication is None else self.replication.check_leader(what)
+
     def _sends(self, method: str, part: PartRequest, seconds: float) -> list[tuple[int, Send]]:
-        """Creates the attempts for all other shards."""
+        """Creates the attempts for all other shards, at the replicas that replied last."""
         shards = self._shard.position.shards
         return [
-            (shard, Send(replicas[0], method, encode(_to(part, shard, shards.num_shards)), seconds))
+            (
+                shard,
+                Send(
+                    self._order.of(replicas, time.monotonic())[0],
+                    method,
+                    encode(_to(part, shard, shards.num_shards)),
+                    seconds,
+                ),
+            )
             for shard, replicas in enumerate(shards.shards)
             if shard
         ]
@@ -184,12 +200,12 @@ class ShardSnapshots:
         def accept(_: int, content: bytes) -> None:
             answers.append(decode(PartReply, content))
 
-        rounds = Rounds(
-            method, [(shard, send.request) for shard, send in sends], accept, ONE_RECONNECT
-        )
-        owners = [replicas[:1] for replicas in self._shard.position.shards.shards]
+        shards = self._shard.position.shards.shards
+        policy = AT_THE_LEADER if any(len(each) > 1 for each in shards) else ONE_RECONNECT
+        policy = replace(policy, raises_refusals=False)
+        rounds = Rounds(method, [(shard, send.request) for shard, send in sends], accept, policy)
         end = time.monotonic() + 2 * seconds
-        run_steps(rounds.run(owners, ReplicaOrder(), time.monotonic, end, seconds), self._transport)
+        run_steps(rounds.run(shards, self._order, time.monotonic, end, seconds), self._transport)
         for (shard, send), outcome in zip(sends, rounds.outcomes(), strict=True):
             if outcome is not None:
                 raise self._missing(shard, send, outcome, f"{what}: nothing was changed")
@@ -246,6 +262,7 @@ class ShardSnapshots:
         """Answers a PartRequest of the first shard."""
         part: PartRequest = decode_request(PartRequest, content)
         self._check_meant(part)
+        self._check_leader("save")
         if part.asks:
             self._check_complete(part.accepts_loss)
             return encode(PartReply(self._shard.steps, incarnation=self._shard.incarnation))
@@ -255,6 +272,7 @@ class ShardSnapshots:
         """Answers a PartRequest of the first shard."""
         part: PartRequest = decode_request(PartRequest, content)
         self._check_meant(part)
+        self._check_leader("load")
         if not part.asks:
             return encode(self._load_part(part, seconds))
         with _reject_errors("load"):
@@ -272,15 +290,19 @@ class ShardSnapshots:
         url = self._url(part.url)
         with _reject_errors("save"):
             with self._in_order() as log:
-                segment = 0 if log is None else log.begin(url)
+                epoch = self._check_leader("save")
+                segment = 0 if log is None else log.begin(url, is_record=True)
+                position = 0 if log is None else log.position
                 begun = self._queue.call(
                     lambda: self._shard.begin_save(url, part.token, part.step, seconds)
                 )
+            # A replica that becomes the leader can then continue from this snapshot, too.
+            self._replicate(epoch, position, seconds, "save")
             saved = begun.result(seconds).result(seconds)
             if part.accepts_loss and self._shard.lost:
                 self._shard.settle()
             with self._in_order() as log:
-                if log is not None:
+                if log is not None and self._is_still_leader(epoch):
                     log.commit(segment)
         return PartReply(self._shard.steps, _rows(saved.rows), incarnation=self._shard.incarnation)
 
@@ -296,22 +318,45 @@ class ShardSnapshots:
                 reason="pushes_lost",
             )
 
+    def _replicate(self, epoch: int, position: int, seconds: float, what: str) -> None:
+        if self.replication is None:
+            return
+        try:
+            self.replication.replicate(epoch, position, seconds, what)
+        except StatusError as error:
+            self._shard.fail_save(SnapshotError(str(error)))
+            raise
+
+    def _is_still_leader(self, epoch: int) -> bool:
+        replication = self.replication
+        return replication is None or (replication.is_leader and replication.epoch == epoch)
+
     def _load_part(self, part: PartRequest, seconds: float) -> PartReply:
         url = self._url(part.url)
         with _reject_errors("load"):
             is_all = not part.tables or set(part.tables) == set(self._shard.config.tables)
+            has_followers = self.replication is not None and bool(self.replication.place.others)
+            if has_followers and not is_all:
+                raise StatusError(
+                    Status.FAILED_PRECONDITION,
+                    f"load of {part.url}: a shard with followers loads all tables of a snapshot; omit "
+                    "tables, or start one replica per shard for this load",
+                    reason="some_tables",
+                )
             with self._in_order() as log:
-                segment = 0
+                epoch, segment, position = self._check_leader("load"), 0, 0
                 if log is not None:
-                    segment = log.begin(url if is_all else None, is_load=is_all)
+                    segment = log.begin(url if is_all else None, is_load=is_all, is_record=is_all)
+                    position = log.position
                     if not is_all:
                         log.skip("some of the tables were loaded from another snapshot")
                 waiting = self._queue.call(lambda: self._shard.load(url, part.tables))
+            self._replicate(epoch, position, seconds, "load")
             loaded = waiting.result(seconds)
             if is_all:
                 self._shard.settle()
                 with self._in_order() as log:
-                    if log is not None:
+                    if log is not None and self._is_still_leader(epoch):
                         log.commit(segment)
         return PartReply(self._shard.steps, _rows(loaded.rows), part.hash)
 

@@ -81,7 +81,7 @@ _LIVENESS = "liveness"
 ready.
 """
 
-_CHANGES = ("Push", "Flush", "Save", "Load", "SavePart", "LoadPart")
+_CHANGES = ("Push", "Flush", "Save", "Load", "SavePart", "LoadPart", "Replicate")
 
 
 def _refuse_change(name: str) -> _Answer:

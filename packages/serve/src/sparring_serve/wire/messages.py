@@ -34,6 +34,9 @@ __all__ = [
     "PullReply",
     "PullRequest",
     "PushReply",
+    "RecordMessage",
+    "ReplicateMessage",
+    "ReplicatedMessage",
     "PushRequest",
     "ReadModelReply",
     "ReadModelRequest",
@@ -106,6 +109,7 @@ class PullRequest:
     accepts_partial: bool = flag(6)
     request_id: str = text(7)
     sample: tuple[SampleColumn, ...] = many(8, SampleColumn)
+    epoch: int = number(9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,7 @@ class PullReply:
     failure: str = text(5)
     incarnation: int = number(6)
     padding: Buffer = data(7)
+    epoch: int = number(8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +301,7 @@ class PushRequest:
     sequence: int = number(3)
     wait: int = number(4)
     incarnation: int = number(5)
+    epoch: int = number(6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,12 +310,15 @@ class PushReply:
     step: int = number(2)
     incarnation: int = number(3)
     known_at_start: int = number(4)
+    epoch: int = number(5)
+    is_unreplicated: bool = flag(6)
 
 
 @dataclass(frozen=True, slots=True)
 class FlushRequest:
     client: str = text(1)
     heard: int = number(2)
+    epoch: int = number(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +329,7 @@ class FlushReply:
     why: str = text(4)
     incarnation: int = number(5)
     known_at_start: int = number(6)
+    epoch: int = number(7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,3 +365,36 @@ class PartReply:
     rows: tuple[TableMessage, ...] = many(2, TableMessage)
     hash: str = text(3)
     incarnation: int = number(4)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordMessage:
+    kind: int = number(1)
+    payload: Buffer = data(2)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicateMessage:
+    epoch: int = number(1)
+    leader: str = text(2)
+    session: int = number(3)
+    is_append: bool = flag(4)
+    after_epoch: int = number(5)
+    after_position: int = number(6)
+    records: tuple[RecordMessage, ...] = many(7, RecordMessage)
+    kept_from: int = number(8)
+    is_reset: bool = flag(9)
+    base: str = text(10)
+    lost: str = text(11)
+    incarnation: int = number(12)
+    shard: int = number(13)
+    num_shards: int = number(14)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicatedMessage:
+    epoch: int = number(1)
+    session: int = number(2)
+    end_epoch: int = number(3)
+    end_position: int = number(4)
+    is_loading: bool = flag(5)

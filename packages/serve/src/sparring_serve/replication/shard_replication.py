@@ -1,0 +1,507 @@
+"""Replication of one shard: runs a `Replica` with threads, the network and the store.
+
+push ──► log, queue ──► replicate(): the thread of the call sends new records to the followers
+thread "lease"      renews the lease, or watches the leader's
+thread per follower catches up a follower that lags, and sends heartbeats
+thread "reset"      loads the leader's snapshot on a follower
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sparring.errors import SparringError, StorageIOError
+from sparring_serve.client.failures import NOT_LEADER
+from sparring_serve.client.transport import Send, Transport
+from sparring_serve.declaration import ReplicationConfig
+from sparring_serve.parameters.push_log import PushLog
+from sparring_serve.replication.replica import (
+    LogPosition,
+    ReadState,
+    Record,
+    Replica,
+    ReplicaOptions,
+    ReplicateReply,
+    ReplicateRequest,
+)
+from sparring_serve.replication.store import CoordinationStore
+from sparring_serve.status import Status, StatusError
+from sparring_serve.wire.fields import MessageError, decode, encode
+from sparring_serve.wire.messages import RecordMessage, ReplicatedMessage, ReplicateMessage
+
+__all__ = ["Follower", "ReplicaPlace", "ShardReplication", "shard_key", "suspend_clock"]
+
+_log = logging.getLogger(__name__)
+
+_HEARTBEATS_PER_LEASE = 10
+_CALL_LEASES = 0.5
+"""Maximum time of a call to a follower, in leases."""
+
+
+def suspend_clock() -> float:
+    """Returns seconds of a clock that continues while the process or the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlace:
+    """Place of a replica in a service.
+
+    Args:
+        shard: Number of the shard, from 0.
+        num_shards: Number of shards.
+        address: Address of this replica in `shards`.
+        others: Addresses of the other replicas of the shard.
+        is_first: Whether this is the first replica.
+        key: Key of the shard in the store.
+    """
+
+    shard: int
+    num_shards: int
+    address: str
+    others: tuple[str, ...]
+    is_first: bool
+    key: str
+
+
+class Follower(Protocol):
+    """Owner of the rows and the log."""
+
+    def apply_record(self, record: Record) -> bool:
+        """Logs and queues a record of the leader; returns False if the queue is full."""
+        ...
+
+    def reset_rows(self, base: str) -> None:
+        """Replaces all rows by a snapshot, in the order of the queue; empty: no rows."""
+        ...
+
+    def lead(self, *, may_lack_pushes: str) -> Callable[[], None]:
+        """Prepares to answer clients; returns a function that waits until all records are applied."""
+        ...
+
+    def adopt(self, incarnation: int, lost: str) -> None:
+        """Takes the incarnation of the leader's rows."""
+        ...
+
+
+class _Log:
+    """`ReplicatedLog` of a push log."""
+
+    def __init__(self, log: PushLog, owner: Follower) -> None:
+        self.log, self._owner = log, owner
+
+    @property
+    def end(self) -> LogPosition:
+        return LogPosition(self.log.epoch, self.log.position)
+
+    @property
+    def base(self) -> tuple[str, int]:
+        start = self.log.start
+        return start.base, start.position
+
+    def read(self, position: int) -> list[Record]:
+        return self.log.read(position)
+
+    def append(self, records: Sequence[Record]) -> None:
+        for each in records:
+            if not self._owner.apply_record(each):
+                return
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.log.begin_epoch(epoch)
+
+    def drop_before(self, position: int) -> None:
+        self.log.drop_before(position)
+
+
+class ShardReplication:
+    """Leader or follower of one shard, until `close`. All methods are thread-safe.
+
+    Args:
+        owner: Owner of the rows.
+        log: Push log of this replica.
+        lock: Lock of the order in which pushes are logged and queued.
+        config: Settings.
+        place: Place of this replica.
+        transport: Connections to the other replicas.
+        store: Store of the service; closed with this object.
+    """
+
+    def __init__(
+        self,
+        owner: Follower,
+        log: PushLog,
+        lock: threading.RLock,
+        config: ReplicationConfig,
+        place: ReplicaPlace,
+        transport: Transport,
+        store: CoordinationStore,
+    ) -> None:
+        self.config, self.place = config, place
+        self._owner, self._log, self._transport, self._store = owner, log, transport, store
+        self._lock = lock
+        self._changed = threading.Condition(lock)
+        options = ReplicaOptions(
+            config.lease_seconds,
+            waits_for_followers=config.acks == "follower",
+            is_first=place.is_first,
+        )
+        log.is_strict = bool(place.others)
+        if place.others:
+            log.keep_recent()
+        self.replica = Replica(
+            place.address, place.others, _Log(log, owner), options, suspend_clock
+        )
+        self._ready_epoch = 0
+        """Epoch of this leader in which it has applied all records."""
+        self._is_resetting = False
+        self._links = {each: threading.Lock() for each in place.others}
+        self._stop = threading.Event()
+        self._last_failure = ""
+        self._threads = [
+            threading.Thread(target=self._watch, name="sparring-lease", daemon=True),
+            *(
+                threading.Thread(
+                    target=self._follow_up, args=(each,), name="sparring-follower", daemon=True
+                )
+                for each in place.others
+            ),
+        ]
+
+    def start(self) -> None:
+        """Starts the threads."""
+        for each in self._threads:
+            each.start()
+
+    def close(self) -> None:
+        """Ends the threads. Another replica becomes the leader when the lease has ended."""
+        self._stop.set()
+        with self._lock:
+            self._changed.notify_all()
+        for each in self._threads:
+            each.join()
+        self._store.close()
+
+    # -- for calls of clients
+
+    @property
+    def epoch(self) -> int:
+        return self.replica.epoch
+
+    @property
+    def is_leader(self) -> bool:
+        replica = self.replica
+        return replica.serves() and self._ready_epoch == replica.epoch
+
+    def check_leader(self, what: str, known_epoch: int = 0) -> int:
+        """Returns the epoch of this leader.
+
+        Args:
+            what: Name of the call.
+            known_epoch: Highest epoch that the caller knows.
+
+        Raises:
+            StatusError: This replica must not answer.
+        """
+        if known_epoch > self.replica.epoch:
+            with self._lock:
+                self.replica.note_epoch(known_epoch)
+        if not self.is_leader:
+            raise self._not_leader(what)
+        return self.replica.epoch
+
+    def check_still_leader(self, what: str, epoch: int) -> None:
+        """Raises `StatusError` unless this replica still is the leader of an epoch."""
+        if self.replica.epoch != epoch or not self.is_leader:
+            raise self._not_leader(what)
+
+    def _not_leader(self, what: str) -> StatusError:
+        leader = self.replica.leader
+        where = f"call {leader}" if leader not in ("", self.place.address) else "retry soon"
+        return StatusError(
+            Status.UNAVAILABLE,
+            f"{what}: {NOT_LEADER} of shard {self.place.shard + 1}, or has lost contact to the store: "
+            f"{where}",
+            reason="not_leader",
+        )
+
+    def check_followers(self) -> None:
+        """Raises `StatusError` if pushes need a follower and there is none."""
+        if self._needs_follower and self.config.without_follower == "fail":
+            raise StatusError(
+                Status.UNAVAILABLE,
+                f"push: no follower of shard {self.place.shard + 1} is in sync, and "
+                "parameters.replication.without_follower is fail; start another replica, or set it to "
+                "flag",
+                reason="no_follower",
+            )
+
+    @property
+    def _needs_follower(self) -> bool:
+        waits = self.config.acks == "follower" and bool(self.place.others)
+        return waits and not self.replica.num_followers
+
+    def replicate(self, epoch: int, position: int, seconds: float, what: str = "push") -> bool:
+        """Waits until all followers in sync have the records up to a position.
+
+        Args:
+            epoch: Epoch of this leader when it wrote the record.
+            position: Position of the record.
+            seconds: Time until the deadline of the call.
+            what: Name of the call.
+
+        Returns:
+            Whether at least one follower has the records; True if acknowledgements do not wait.
+
+        Raises:
+            StatusError: This replica is no longer the leader, or the time has passed.
+        """
+        if self.config.acks == "leader" or not self.place.others:
+            with self._lock:
+                self._changed.notify_all()
+            return True
+        end = time.monotonic() + seconds
+        while True:
+            with self._lock:
+                self.check_still_leader(what, epoch)
+                if self.replica.is_replicated(position):
+                    if self._needs_follower:
+                        self.check_followers()
+                        return False
+                    return True
+            free = [each for each, link in self._links.items() if link.acquire(blocking=False)]
+            if free:
+                self._exchange(free)
+                continue
+            with self._lock:
+                if self.replica.is_replicated(position):
+                    continue
+                left = end - time.monotonic()
+                if left <= 0 or not self._changed.wait(min(left, self.config.lease_seconds)):
+                    if time.monotonic() < end:
+                        continue
+                    raise StatusError(
+                        Status.DEADLINE_EXCEEDED,
+                        f"the {what} still waits for a follower; {what} again with the same token",
+                        reason="replication",
+                    )
+
+    def gauges(self) -> dict[str, float]:
+        return {
+            "is_leader": float(self.is_leader),
+            "leader_epoch": float(self.replica.epoch),
+            "followers_in_sync": float(self.replica.num_followers if self.is_leader else 0),
+            "follower_lag_records": float(self.replica.lag() if self.is_leader else 0),
+        }
+
+    # -- the follower's side
+
+    def answer(self, content: bytes) -> bytes:
+        """Answers a ReplicateMessage of a leader."""
+        given: ReplicateMessage = decode(ReplicateMessage, content)
+        place = self.place
+        if (given.shard, given.num_shards) != (place.shard, place.num_shards):
+            raise StatusError(
+                Status.FAILED_PRECONDITION,
+                f"the call is for shard {given.shard + 1} of {given.num_shards}, but this is shard "
+                f"{place.shard + 1} of {place.num_shards}; start all servers with the same `shards`",
+                reason="other_shard",
+            )
+        request = ReplicateRequest(
+            given.epoch,
+            given.leader,
+            given.session,
+            given.is_append,
+            LogPosition(given.after_epoch - 1, given.after_position),
+            tuple(Record(each.kind, each.payload) for each in given.records),
+            given.kept_from,
+            given.is_reset,
+            given.base,
+            given.lost,
+        )
+        with self._lock:
+            if given.is_append and self.replica.epoch <= given.epoch:
+                self._owner.adopt(given.incarnation, given.lost)
+            reply = self.replica.replicate(request)
+            if self.replica.resetting is not None and not self._is_resetting:
+                self._is_resetting = True
+                threading.Thread(
+                    target=self._reset,
+                    args=(self.replica.resetting, given.incarnation),
+                    name="sparring-follower-reset",
+                    daemon=True,
+                ).start()
+        end = reply.end
+        return encode(
+            ReplicatedMessage(
+                reply.epoch, reply.session, end.epoch + 1, end.position, reply.is_loading
+            )
+        )
+
+    def _reset(self, request: ReplicateRequest, incarnation: int) -> None:
+        base = request.base or "no snapshot"
+        _log.info("following %s: loading %s", request.leader, base)
+        while not self._stop.is_set():
+            try:
+                self._owner.reset_rows(request.base)
+                with self._lock:
+                    self._owner.adopt(incarnation, request.lost)
+                    self._log.reset(request.base, request.kept_from, request.epoch)
+                    self.replica.finish_reset()
+                    self._is_resetting = False
+                return
+            except (SparringError, OSError) as error:
+                _log.warning(
+                    "following %s: loading %s failed and is tried again: %s",
+                    request.leader, base, error,
+                )  # fmt: skip
+                self._stop.wait(self.config.lease_seconds)
+
+    # -- the leader's side
+
+    def _follow_up(self, address: str) -> None:
+        pause = self.config.lease_seconds / _HEARTBEATS_PER_LEASE
+        while not self._stop.is_set():
+            has_sent = False
+            if self.replica.is_leader and self._links[address].acquire(blocking=False):
+                has_sent = self._exchange([address])
+            with self._lock:
+                if self._stop.is_set():
+                    return
+                if not (has_sent and self.replica.lags(address)):
+                    self._changed.wait(pause)
+
+    def _exchange(self, addresses: Sequence[str]) -> bool:
+        """Sends records to followers whose links this thread has locked, and releases the links.
+
+        Returns:
+            Whether a follower replied.
+        """
+        try:
+            with self._lock:
+                asked = [(each, self.replica.request_for(each)) for each in addresses]
+            requests = [(each, request) for each, request in asked if request is not None]
+            seconds = max(0.2, _CALL_LEASES * self.config.lease_seconds)
+            sends = [
+                Send(each, "Replicate", encode(self._message(request)), seconds)
+                for each, request in requests
+            ]
+            outcomes = list(self._transport.exchange(sends)) if sends else []
+            has_replied = False
+            with self._lock:
+                for (address, request), outcome in zip(requests, outcomes, strict=True):
+                    reply = None
+                    if outcome.answer is None:
+                        self._note_failure(f"{address}: {outcome.status} {outcome.message}")
+                    else:
+                        reply = _reply(outcome.answer)
+                        has_replied = True
+                    self.replica.take_reply(address, request, reply)
+                self._changed.notify_all()
+            return has_replied
+        finally:
+            for each in addresses:
+                self._links[each].release()
+
+    def _message(self, request: ReplicateRequest) -> ReplicateMessage:
+        return ReplicateMessage(
+            request.epoch,
+            request.leader,
+            request.session,
+            request.is_append,
+            request.after.epoch + 1,
+            request.after.position,
+            tuple(RecordMessage(each.kind, each.payload) for each in request.records),
+            request.kept_from,
+            request.is_reset,
+            request.base,
+            request.lost,
+            self._log.incarnation,
+            self.place.shard,
+            self.place.num_shards,
+        )
+
+    def _note_failure(self, why: str) -> None:
+        if why != self._last_failure:
+            _log.info("a follower did not reply: %s", why)
+            self._last_failure = why
+
+    # -- the lease
+
+    def _watch(self) -> None:
+        pause = self.config.lease_seconds / _HEARTBEATS_PER_LEASE
+        while not self._stop.wait(pause):
+            with self._lock:
+                is_due = self.replica.is_renewal_due()
+            if is_due:
+                try:
+                    self._tick()
+                except StorageIOError as error:
+                    _log.warning("%s", error)
+
+    def _tick(self) -> None:
+        steps = self.replica.tick()
+        before = self.replica.epoch, self.replica.is_leader
+        result: Any = None
+        while True:
+            with self._lock:
+                try:
+                    if isinstance(result, StorageIOError):
+                        steps.throw(result)
+                        raise AssertionError("a tick ends with the error of the store")
+                    asked = steps.send(result)
+                except StopIteration:
+                    break
+            key = self.place.key
+            try:
+                result = (
+                    self._store.read(key)
+                    if isinstance(asked, ReadState)
+                    else self._store.replace(key, asked.before, asked.after)
+                )
+            except StorageIOError as error:
+                result = error
+        with self._lock:
+            self._changed.notify_all()
+        if before != (self.replica.epoch, self.replica.is_leader):
+            self._note_role()
+
+    def _note_role(self) -> None:
+        with self._lock:
+            epoch = self.replica.epoch
+            if not self.replica.is_leader:
+                _log.warning("following %s, epoch %d", self.replica.leader or "no leader", epoch)
+                return
+            why = ""
+            if self.replica.found_no_state:
+                why = "the coordination store had no value for this shard"
+            elif self.config.acks == "leader" and self.replica.has_replaced:
+                why = "the former leader failed, and parameters.replication.acks is leader"
+            wait = self._owner.lead(may_lack_pushes=why)
+        wait()
+        with self._lock:
+            if self.replica.is_leader and self.replica.epoch == epoch:
+                self._ready_epoch = epoch
+                self.replica.lost = why
+        _log.warning("leading shard %d, epoch %d", self.place.shard + 1, epoch)
+
+
+def _reply(content: bytes) -> ReplicateReply | None:
+    try:
+        given: ReplicatedMessage = decode(ReplicatedMessage, content)
+    except MessageError as error:
+        _log.warning("cannot read the reply of a follower: %s", error)
+        return None
+    end = LogPosition(given.end_epoch - 1, given.end_position)
+    return ReplicateReply(given.epoch, given.session, end, given.is_loading)
+
+
+def shard_key(folder: str, shard: int, num_shards: int) -> str:
+    """Returns the key of a shard in the store; services have different folders."""
+    return json.dumps(["sparring-parameters", folder, shard + 1, num_shards])

@@ -1,0 +1,277 @@
+"""Kills and suspends replicas and clients of a service with followers: `python -m reliability
+follower_kills`.
+
+Two replicas of a shard and two clients are separate processes; Redis is their store. Each trial kills
+(SIGKILL) or suspends (SIGSTOP, for longer than the lease) the leader, the follower or a client, while the
+clients push. These promises are checked:
+
+kept      an acknowledged push is applied once; push n of a client adds 1 to a row of its own
+once      no row has more than one push, and the row of all pushes contains their number
+errors    clients continue without an error
+equal     at the end, the rows of both replicas are bit-identical
+
+A killed client is replaced by one with another name. Its last push may be applied or not.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from reliability.report import Report
+from sparring.errors import SparringError
+from sparring_redis.testing.server import RedisServer, redis_server_missing
+from sparring_serve import ParameterClient, ShardReplicas
+from sparring_serve.replication.replica import ShardState
+from sparring_serve.replication.shard_replication import shard_key
+from sparring_serve.replication.store import open_store
+
+__all__ = ["TRIALS", "run"]
+
+TRIALS = 300
+KINDS = ("kill leader", "kill follower", "kill client", "stop leader", "stop follower")
+_LEASE_SECONDS, _SECONDS = 1.0, 240.0
+_CHECK_EVERY, _SAVE_EVERY = 10, 15
+_PUSHES = 1 << 20
+"""Keys per client: push n of client c has the key c * _PUSHES + n. Key 0 is in every push."""
+
+
+class _Service:
+    """Two replicas of one shard, their store, and clients that push."""
+
+    def __init__(self, folder: Path, store: str) -> None:
+        ports = [_free_port() for _ in range(2)]
+        self.addresses = tuple(f"127.0.0.1:{each}" for each in ports)
+        self.folder = folder
+        self.config = folder / "parameters.yaml"
+        self.config.write_text(
+            f"shards: [{list(self.addresses)}]\n"
+            f"parameters:\n  folders: ['{folder / 'saved'}']\n"
+            f"  replication: {{store: '{store}', lease_seconds: {_LEASE_SECONDS}}}\n"
+            "  tables: {item: {dim: 2, update_method: sgd, hyper: {lr: 1.0}, initializer: zeros}}\n"
+        )
+        self._store = open_store(store, timeout_seconds=30)
+        self._key = shard_key(str(folder / "saved"), 0, 1)
+        self.servers = [self._start(each) for each in range(2)]
+        self.client = ParameterClient(ShardReplicas((self.addresses,)))
+        self.num_clients = 0
+        self.clients = [self.start_client() for _ in range(2)]
+
+    def _start(self, replica: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "sparring", "serve", "--role", "parameters"]
+        command += [str(self.config), "--replica", str(replica + 1)]
+        with (self.folder / f"server-{replica}.log").open("ab") as log:
+            return subprocess.Popen(command, stderr=log, stdout=log)
+
+    def start_again(self, replica: int) -> None:
+        self.servers[replica] = self._start(replica)
+
+    def start_client(self) -> subprocess.Popen[bytes]:
+        self.num_clients += 1
+        command = [sys.executable, "-m", "reliability.follower_kills", str(self.num_clients)]
+        command += [*self.addresses, str(self.acknowledged(self.num_clients))]
+        with (self.folder / "clients.log").open("ab") as log:
+            return subprocess.Popen(command, stderr=log)
+
+    def acknowledged(self, client: int) -> Path:
+        return self.folder / f"client-{client}"
+
+    def state(self) -> ShardState | None:
+        value = self._store.read(self._key)
+        return None if value is None else ShardState.decode(value)
+
+    def await_follower(self) -> ShardState:
+        """Waits until both replicas are in sync."""
+        end = time.monotonic() + _SECONDS
+        while True:
+            state = self.state()
+            if state is not None and len(state.in_sync) == 2:
+                return state
+            if time.monotonic() > end:
+                raise AssertionError(f"no follower in sync within {_SECONDS} s: {state}")
+            time.sleep(0.02)
+
+    def await_push(self) -> None:
+        """Waits until a client has one more acknowledged push."""
+        before, end = self.num_acknowledged(), time.monotonic() + _SECONDS
+        while self.num_acknowledged() <= before:
+            if time.monotonic() > end:
+                raise AssertionError(f"no push within {_SECONDS} s: {self.state()}")
+            time.sleep(0.02)
+
+    def num_acknowledged(self) -> int:
+        files = [self.acknowledged(each + 1) for each in range(self.num_clients)]
+        return sum(each.stat().st_size for each in files if each.exists())
+
+    def read(self) -> tuple[dict[int, list[str]], dict[int, list[int]]]:
+        """Returns errors and acknowledged pushes per client."""
+        lines = {
+            each + 1: self.acknowledged(each + 1).read_text().splitlines()
+            for each in range(self.num_clients)
+            if self.acknowledged(each + 1).exists()
+        }
+        errors = {client: [e for e in each if not e.isdecimal()] for client, each in lines.items()}
+        return errors, {c: [int(e) for e in each if e.isdecimal()] for c, each in lines.items()}
+
+    def rows(self) -> dict[int, float]:
+        """Returns the rows of all keys that may exist."""
+        _, pushes = self.read()
+        keys = [0]
+        for client, numbers in pushes.items():
+            keys += [client * _PUSHES + each for each in range(1, max(numbers, default=0) + 3)]
+        found = self.client.pull({"item": np.array(keys)}, deadline_seconds=120).rows["item"]
+        return dict(zip(keys, (-found[:, 0]).tolist(), strict=True))
+
+    def check(self) -> list[str]:
+        """Checks the promises, except `equal`."""
+        errors, pushes = self.read()
+        rows = self.rows()
+        failures = [f"errors: client {c}: {each[0]}" for c, each in errors.items() if each]
+        for client, numbers in pushes.items():
+            for each in numbers:
+                if (count := rows[client * _PUSHES + each]) != 1:
+                    failures.append(
+                        f"kept: push {each} of client {client} was applied {count:g} times"
+                    )
+        failures += [
+            f"once: row {key} has {count:g}" for key, count in rows.items() if key and count > 1
+        ]
+        return failures
+
+    def close(self) -> None:
+        self.client.close()
+        for each in [*self.servers, *self.clients]:
+            each.send_signal(signal.SIGCONT)
+            each.kill()
+            each.wait()
+        self._store.close()
+
+
+def run(trials: int) -> Report:
+    """Makes `trials` kills and suspensions."""
+    if missing := redis_server_missing():
+        return Report(trials, skipped=missing)
+    seen: Counter[str] = Counter()
+    failures: list[str] = []
+    draw = random.Random(5)
+    settings = {"appendonly": "yes", "appendfsync": "always"}
+    with (
+        tempfile.TemporaryDirectory(prefix="sparring-follower-kills-") as folder,
+        RedisServer(settings) as redis,
+    ):
+        service = _Service(Path(folder), redis.url)
+        try:
+            for number in range(trials):
+                kind = draw.choice(KINDS)
+                service.await_follower()
+                service.await_push()
+                if number % _SAVE_EVERY == _SAVE_EVERY - 1:
+                    service.client.save(f"trial-{number}", deadline_seconds=120)
+                    seen["saves"] += 1
+                time.sleep(draw.random() * 0.2)
+                seconds = _fault(service, kind, draw)
+                seen[kind] += 1
+                if seconds is not None:
+                    seen["leaders replaced"] += 1
+                    seen["ms until the first push, longest"] = max(
+                        seen["ms until the first push, longest"], round(1000 * seconds)
+                    )
+                if number % _CHECK_EVERY == _CHECK_EVERY - 1:
+                    failures += [f"trial {number}: {each}" for each in service.check()]
+            failures += _end(service, seen)
+        except AssertionError as error:
+            failures.append(f"trial {seen.total()}: {error}")
+            log = Path(folder, "server-0.log").read_text()[-3000:]
+            print(log, Path(folder, "server-1.log").read_text()[-3000:], file=sys.stderr)
+        finally:
+            service.close()
+    return Report(trials, seen, failures)
+
+
+def _fault(service: _Service, kind: str, draw: random.Random) -> float | None:
+    """Returns the seconds from the fault to the next acknowledged push, if a leader failed."""
+    what, _, whom = kind.partition(" ")
+    if whom == "client":
+        victim = draw.randrange(2)
+        service.clients[victim].kill()
+        service.clients[victim].wait()
+        service.clients[victim] = service.start_client()
+        return None
+    state = service.await_follower()
+    leader = service.addresses.index(state.leader)
+    replica = leader if whom == "leader" else 1 - leader
+    process = service.servers[replica]
+    begin = time.monotonic()
+    if what == "kill":
+        process.kill()
+        process.wait()
+        service.start_again(replica)
+    else:
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(_LEASE_SECONDS * draw.choice([0.3, 1.5, 3.0]))
+        process.send_signal(signal.SIGCONT)
+    service.await_push()
+    return time.monotonic() - begin if whom == "leader" else None
+
+
+def _end(service: _Service, seen: Counter[str]) -> list[str]:
+    service.await_follower()
+    for each in service.clients:
+        each.terminate()
+        each.wait()
+    failures = service.check()
+    rows = service.rows()
+    seen["acknowledged pushes"] = sum(len(each) for each in service.read()[1].values())
+    applied = sum(count for key, count in rows.items() if key)
+    if applied != rows[0]:
+        failures.append(f"once: {rows[0]:g} pushes were applied, and the rows contain {applied:g}")
+    state = service.await_follower()
+    leader = service.addresses.index(state.leader)
+    service.servers[leader].kill()
+    service.servers[leader].wait()
+    if service.rows() != rows:
+        failures.append("equal: the rows of the follower differ from those of its leader")
+    return failures
+
+
+def _push_forever(client: int, addresses: tuple[str, ...], path: Path) -> None:
+    draw = random.Random(client)
+    stop: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
+    with (
+        path.open("a", buffering=1) as acknowledged,
+        ParameterClient(ShardReplicas((addresses,))) as service,
+    ):
+        number = 0
+        while not stop:
+            number += 1
+            keys = np.array([0, client * _PUSHES + number])
+            wait = draw.choice(["queued", "applied"])
+            try:
+                service.push(
+                    {"item": (keys, np.ones((2, 2)))}, wait=wait, deadline_seconds=_SECONDS
+                )
+                print(number, file=acknowledged)
+            except SparringError as error:
+                print(f"push {number}: {error}".replace("\n", " "), file=acknowledged)
+            time.sleep(0.02)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    _push_forever(int(sys.argv[1]), tuple(sys.argv[2:4]), Path(sys.argv[4]))
