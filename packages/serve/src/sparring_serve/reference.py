@@ -26,6 +26,7 @@ from sparring_serve.config import (
 )
 from sparring_serve.declaration import (
     ParametersConfig,
+    ReplicationConfig,
     ScheduledSaveConfig,
     StorageDeclaration,
     TableDeclaration,
@@ -43,6 +44,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("tls", TlsFiles),
     ("parameters", ParametersConfig),
     ("parameters.save", ScheduledSaveConfig),
+    ("parameters.replication", ReplicationConfig),
     ("parameters.tables.NAME", TableDeclaration),
     ("parameters.tables.NAME.storage", StorageDeclaration),
 )
