@@ -416,20 +416,20 @@ class PushLog:
         count = self.position - position
         recent = self._recent if self._recent is not None else deque()
         if count <= len(recent):
-            records: Iterator[Record] = (recent[i] for i in range(len(recent) - count, len(recent)))
-        elif self._read_on is not None and self._read_on[0] == position:
-            records = self._read_on[1]
-        else:
-            records = self._read_files(position)
-        found, num_bytes = [], 0
-        for each in records:
-            found.append(each)
-            num_bytes += len(each.payload)
-            if num_bytes >= _BATCH_BYTES or len(found) == _BATCH_RECORDS:
-                break
-        self._read_on = position + len(found), records
-        if count and not found:
+            return _batch(recent[i] for i in range(len(recent) - count, len(recent)))
+        found: list[Record] = []
+        try:
+            if self._read_on is not None and self._read_on[0] == position:
+                found = _batch(self._read_on[1])
+            if not found:
+                records = self._read_files(position)
+                found = _batch(records)
+                self._read_on = position, records
+        except OSError as error:
+            raise LostLogError(str(error)) from error
+        if not found or self._read_on is None:
             raise LostLogError(f"the files of the log end before position {self.position}")
+        self._read_on = position + len(found), self._read_on[1]
         return found
 
     def _read_files(self, after: int) -> Iterator[Record]:
@@ -521,6 +521,17 @@ class PushLog:
                         "push log %s: fsync failed and will be repeated: %s; check the disk",
                         self.folder, error,
                     )  # fmt: skip
+
+
+def _batch(records: Iterator[Record]) -> list[Record]:
+    """Takes some records."""
+    found, num_bytes = [], 0
+    for each in records:
+        found.append(each)
+        num_bytes += len(each.payload)
+        if num_bytes >= _BATCH_BYTES or len(found) == _BATCH_RECORDS:
+            break
+    return found
 
 
 def _number(path: Path) -> int:

@@ -261,29 +261,35 @@ class ParameterService:
 
     def adopt(self, incarnation: int, lost: str) -> None:
         """See `Follower.adopt`."""
-        assert self._push_log is not None
-        shard = self.shard
-        shard.lost = lost
-        if incarnation != shard.incarnation:
-            self._push_log.incarnation = shard.incarnation = incarnation
-            self.lookups.parameters = shard.describe()
+        self.shard.lost = lost
+        if incarnation != self.shard.incarnation:
+            self._take_incarnation(incarnation)
 
-    def lead(self, *, may_lack_pushes: str) -> Callable[[], None]:
+    @property
+    def lost(self) -> str:
+        """See `Follower.lost`."""
+        return self.shard.lost
+
+    def lead(self, may_lack_pushes: str) -> Future[Any]:
         """See `Follower.lead`."""
         shard = self.shard
         assert self._push_log is not None
         if may_lack_pushes:
             shard.is_settled = False
             shard.note_loss(may_lack_pushes)
-            self._push_log.incarnation = shard.incarnation = new_incarnation()
-            self.lookups.parameters = shard.describe()
+            self._take_incarnation(new_incarnation())
 
         def end() -> None:
             if may_lack_pushes:
                 shard.known_at_start = shard.windows.newest()
 
-        applied = self.queue.call(end)
-        return applied.result
+        return self.queue.call(end)
+
+    def _take_incarnation(self, incarnation: int) -> None:
+        assert self._push_log is not None
+        self._push_log.incarnation = self.shard.incarnation = incarnation
+        self._push_log.begin(None)
+        self.lookups.parameters = self.shard.describe()
 
     def replicate(self, content: bytes, remaining_seconds: float) -> bytes:
         """Answers a ReplicateMessage of the leader of this shard."""

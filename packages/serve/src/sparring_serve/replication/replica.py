@@ -165,7 +165,6 @@ class ReplicateRequest:
         kept_from: Position of the snapshot that the leader's log follows.
         is_reset: Whether the follower replaces its rows and its log by `base`.
         base: URL of the snapshot at `kept_from`; empty if there were no rows.
-        lost: Reason why acknowledged pushes may be missing on the leader.
     """
 
     epoch: int
@@ -177,7 +176,6 @@ class ReplicateRequest:
     kept_from: int = 0
     is_reset: bool = False
     base: str = ""
-    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +268,6 @@ class Replica:
         self.leader = ""
         """Address of the leader of that epoch; empty if it is unknown."""
         self.is_leader = False
-        self.lost = ""
-        """Reason why the leader may lack acknowledged pushes; empty if it does not."""
         self.resetting: ReplicateRequest | None = None
         """The owner loads this snapshot, and calls `finish_reset`."""
         self.found_no_state = False
@@ -306,6 +302,15 @@ class Replica:
     def num_followers(self) -> int:
         """Number of followers in sync."""
         return sum(each.is_required for each in self._followers.values())
+
+    @property
+    def required(self) -> list[str]:
+        """Followers for which acknowledgements wait."""
+        return [address for address, each in self._followers.items() if each.is_required]
+
+    def end_of(self, address: str) -> LogPosition:
+        """Returns the end of a follower's log according to its last reply."""
+        return self._followers[address].end
 
     def is_replicated(self, position: int) -> bool:
         """Returns whether all followers in sync have the records up to a position."""
@@ -506,12 +511,7 @@ class Replica:
     def _request(self, address: str, each: _Follower) -> ReplicateRequest:
         base, kept_from = self.log.base
         request = ReplicateRequest(
-            self.epoch,
-            self.address,
-            each.session,
-            after=each.end,
-            kept_from=kept_from,
-            lost=self.lost,
+            self.epoch, self.address, each.session, after=each.end, kept_from=kept_from
         )
         if each.state is _Link.UNKNOWN or each.is_loading:
             return request
@@ -534,7 +534,7 @@ class Replica:
             return False
         if end.epoch == self.epoch:
             return end.position <= self.log.end.position
-        return end.epoch == self._before.epoch >= 0 and end.position <= self._before.position
+        return end.epoch == self._before.epoch > 0 and end.position <= self._before.position
 
     def take_reply(
         self, address: str, request: ReplicateRequest, reply: ReplicateReply | None
@@ -587,7 +587,6 @@ class Replica:
                 self.log.begin_epoch(request.epoch)
         if request.after.position > end.position:
             return
-        self.lost = request.lost
         self.log.append(request.records[end.position - request.after.position :])
         if request.kept_from > self.log.base[1]:
             self.log.drop_before(request.kept_from)

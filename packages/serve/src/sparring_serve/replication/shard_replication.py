@@ -12,7 +12,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ from sparring_serve.replication.replica import (
     ReplicateRequest,
 )
 from sparring_serve.replication.store import CoordinationStore
+from sparring_serve.service import decode_request
 from sparring_serve.status import Status, StatusError
 from sparring_serve.wire.fields import MessageError, decode, encode
 from sparring_serve.wire.messages import RecordMessage, ReplicatedMessage, ReplicateMessage
@@ -40,6 +42,7 @@ __all__ = ["Follower", "ReplicaPlace", "ShardReplication", "shard_key", "suspend
 _log = logging.getLogger(__name__)
 
 _HEARTBEATS_PER_LEASE = 10
+_PAUSE_SECONDS = 0.02
 _CALL_LEASES = 0.5
 """Maximum time of a call to a follower, in leases."""
 
@@ -81,8 +84,17 @@ class Follower(Protocol):
         """Replaces all rows by a snapshot, in the order of the queue; empty: no rows."""
         ...
 
-    def lead(self, *, may_lack_pushes: str) -> Callable[[], None]:
-        """Prepares to answer clients; returns a function that waits until all records are applied."""
+    def lead(self, may_lack_pushes: str) -> Future[Any]:
+        """Prepares to answer clients; the result is there when all records are applied.
+
+        Args:
+            may_lack_pushes: Reason why acknowledged pushes may be missing; empty if none are.
+        """
+        ...
+
+    @property
+    def lost(self) -> str:
+        """Reason why acknowledged pushes may be missing; empty if none are."""
         ...
 
     def adopt(self, incarnation: int, lost: str) -> None:
@@ -162,6 +174,7 @@ class ShardReplication:
         """Epoch of this leader in which it has applied all records."""
         self._is_resetting = False
         self._links = {each: threading.Lock() for each in place.others}
+        self._sent_at = dict.fromkeys(place.others, 0.0)
         self._stop = threading.Event()
         self._last_failure = ""
         self._threads = [
@@ -271,26 +284,26 @@ class ShardReplication:
             with self._lock:
                 self.check_still_leader(what, epoch)
                 if self.replica.is_replicated(position):
-                    if self._needs_follower:
+                    is_alone = self._needs_follower
+                    if is_alone and what == "push":
                         self.check_followers()
-                        return False
-                    return True
-            free = [each for each, link in self._links.items() if link.acquire(blocking=False)]
-            if free:
-                self._exchange(free)
-                continue
-            with self._lock:
-                if self.replica.is_replicated(position):
-                    continue
-                left = end - time.monotonic()
-                if left <= 0 or not self._changed.wait(min(left, self.config.lease_seconds)):
-                    if time.monotonic() < end:
-                        continue
+                    return not is_alone
+                if time.monotonic() > end:
                     raise StatusError(
                         Status.DEADLINE_EXCEEDED,
                         f"the {what} still waits for a follower; {what} again with the same token",
                         reason="replication",
                     )
+                required = self.replica.required
+                ends = [self.replica.end_of(each) for each in required]
+            free = [each for each in required if self._links[each].acquire(blocking=False)]
+            if free:
+                self._exchange(free)
+            with self._lock:
+                is_same = ends == [self.replica.end_of(each) for each in required]
+                if is_same and not self.replica.is_replicated(position):
+                    # Another thread sends, or the follower does not reply.
+                    self._changed.wait(_PAUSE_SECONDS)
 
     def gauges(self) -> dict[str, float]:
         return {
@@ -304,7 +317,7 @@ class ShardReplication:
 
     def answer(self, content: bytes) -> bytes:
         """Answers a ReplicateMessage of a leader."""
-        given: ReplicateMessage = decode(ReplicateMessage, content)
+        given: ReplicateMessage = decode_request(ReplicateMessage, content)
         place = self.place
         if (given.shard, given.num_shards) != (place.shard, place.num_shards):
             raise StatusError(
@@ -323,7 +336,6 @@ class ShardReplication:
             given.kept_from,
             given.is_reset,
             given.base,
-            given.lost,
         )
         with self._lock:
             if given.is_append and self.replica.epoch <= given.epoch:
@@ -333,7 +345,7 @@ class ShardReplication:
                 self._is_resetting = True
                 threading.Thread(
                     target=self._reset,
-                    args=(self.replica.resetting, given.incarnation),
+                    args=(self.replica.resetting, given.incarnation, given.lost),
                     name="sparring-follower-reset",
                     daemon=True,
                 ).start()
@@ -344,14 +356,14 @@ class ShardReplication:
             )
         )
 
-    def _reset(self, request: ReplicateRequest, incarnation: int) -> None:
+    def _reset(self, request: ReplicateRequest, incarnation: int, lost: str) -> None:
         base = request.base or "no snapshot"
         _log.info("following %s: loading %s", request.leader, base)
         while not self._stop.is_set():
             try:
                 self._owner.reset_rows(request.base)
                 with self._lock:
-                    self._owner.adopt(incarnation, request.lost)
+                    self._owner.adopt(incarnation, lost)
                     self._log.reset(request.base, request.kept_from, request.epoch)
                     self.replica.finish_reset()
                     self._is_resetting = False
@@ -367,15 +379,17 @@ class ShardReplication:
 
     def _follow_up(self, address: str) -> None:
         pause = self.config.lease_seconds / _HEARTBEATS_PER_LEASE
+        has_replied = True
         while not self._stop.is_set():
-            has_sent = False
-            if self.replica.is_leader and self._links[address].acquire(blocking=False):
-                has_sent = self._exchange([address])
             with self._lock:
-                if self._stop.is_set():
-                    return
-                if not (has_sent and self.replica.lags(address)):
-                    self._changed.wait(pause)
+                left = self._sent_at[address] + pause - time.monotonic()
+                lags = self.replica.is_leader and self.replica.lags(address)
+                if left > 0 and not (lags and has_replied):
+                    # Other threads send the records of their own pushes.
+                    self._changed.wait(left)
+                    continue
+            if self._links[address].acquire(timeout=pause):
+                has_replied = self._exchange([address])
 
     def _exchange(self, addresses: Sequence[str]) -> bool:
         """Sends records to followers whose links this thread has locked, and releases the links.
@@ -384,6 +398,8 @@ class ShardReplication:
             Whether a follower replied.
         """
         try:
+            for each in addresses:
+                self._sent_at[each] = time.monotonic()
             with self._lock:
                 asked = [(each, self.replica.request_for(each)) for each in addresses]
             requests = [(each, request) for each, request in asked if request is not None]
@@ -421,7 +437,7 @@ class ShardReplication:
             request.kept_from,
             request.is_reset,
             request.base,
-            request.lost,
+            self._owner.lost,
             self._log.incarnation,
             self.place.shard,
             self.place.num_shards,
@@ -483,12 +499,15 @@ class ShardReplication:
                 why = "the coordination store had no value for this shard"
             elif self.config.acks == "leader" and self.replica.has_replaced:
                 why = "the former leader failed, and parameters.replication.acks is leader"
-            wait = self._owner.lead(may_lack_pushes=why)
-        wait()
+            applied = self._owner.lead(why)
+        # The lease is renewed in the meantime.
+        applied.add_done_callback(lambda _: self._note_ready(epoch))
+
+    def _note_ready(self, epoch: int) -> None:
         with self._lock:
-            if self.replica.is_leader and self.replica.epoch == epoch:
-                self._ready_epoch = epoch
-                self.replica.lost = why
+            if not (self.replica.is_leader and self.replica.epoch == epoch):
+                return
+            self._ready_epoch = epoch
         _log.warning("leading shard %d, epoch %d", self.place.shard + 1, epoch)
 
 
