@@ -58,6 +58,7 @@ BENCHMARKS = (
     "serving_start",
     "serving_refresh",
     "pushes",
+    "follower_pushes",
     "service_training",
     "tensorflow_adapter",
     "jax_dlrm",
