@@ -25,16 +25,16 @@ from typing import Any
 
 from reliability.report import Report
 from sparring.errors import StorageIOError
-from sparring_serve.replication.replica import (
+from sparring_serve.replication.records import (
     LogPosition,
     LostLogError,
     ReadState,
     Record,
-    Replica,
     ReplicaOptions,
     ReplicateRequest,
     StoreSteps,
 )
+from sparring_serve.replication.replica import Replica
 from sparring_serve.replication.store import MemoryStore
 
 __all__ = ["TRIALS", "run", "run_trial"]
@@ -414,7 +414,7 @@ class _World:
         elif what < 0.7:
             self.stop(process)
         else:
-            self.save(process)
+            self.at(0.0, lambda: self.save(process), process)
 
     def check(self) -> None:
         leading = [

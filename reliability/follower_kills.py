@@ -31,8 +31,8 @@ from reliability.report import Report
 from sparring.errors import SparringError
 from sparring_redis.testing.server import RedisServer, redis_server_missing
 from sparring_serve import ParameterClient, ShardReplicas
-from sparring_serve.replication.replica import ShardState
-from sparring_serve.replication.shard_replication import shard_key
+from sparring_serve.replication.owner import shard_key
+from sparring_serve.replication.records import ShardState
 from sparring_serve.replication.store import open_store
 
 __all__ = ["TRIALS", "run"]

@@ -142,25 +142,22 @@ class ReplicationConfig(DocumentModel):
     `pip install 'sparring-serve[replication]'`."""
 
     store: str = Field(
-        description="URL of the store in which replicas agree on a leader, such as "
-        "redis://10.0.0.9:6379/0. Changes must survive its restart (`appendonly yes`). The environment "
-        "variable REDIS_PASSWORD may contain a password.",
+        description="Store in which replicas agree on a leader, such as redis://10.0.0.9:6379/0, with "
+        "`appendonly yes`. The environment variable REDIS_PASSWORD may contain a password.",
     )
     acks: Literal["leader", "follower"] = Field(
         "follower",
-        description="`follower`: a push is acknowledged when all followers in sync have it in their "
-        "logs. `leader`: when the leader has it. If that leader fails, acknowledged pushes may be "
-        "missing, and clients receive `ShardRestartedError`.",
+        description="A push is acknowledged when all followers in sync have logged it, or only the "
+        "leader. If such a leader fails, clients receive `ShardRestartedError`.",
     )
     lease_seconds: Annotated[float, Field(ge=0.2, le=60)] = Field(
         2.0,
-        description="Time for which a leader may answer without contact to the store. Another replica "
-        "replaces it soon after that time.",
+        description="Time for which a leader answers without contact to the store.",
     )
     without_follower: Literal["fail", "flag"] = Field(
         "fail",
-        description="With `acks: follower`, while no follower is in sync: `fail` rejects pushes; "
-        "`flag` accepts them, and `PushResult.unreplicated` contains the shard.",
+        description="While no follower is in sync, pushes fail, or are flagged in "
+        "`PushResult.unreplicated`.",
     )
 
 

@@ -5,6 +5,8 @@
 
 If the process is killed, everything that it wrote remains in the files, because the operating system
 keeps it. `fsync` only protects against power losses.
+
+The file is long because replay, writing and reading for followers share the state of the segments.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any, BinaryIO
 import xxhash
 
 from sparring.errors import StorageIOError
-from sparring_serve.replication.replica import LostLogError, Record
+from sparring_serve.replication.records import LostLogError, Record
 from sparring_serve.wire.fields import Buffer
 
 __all__ = ["LogStart", "PushLog", "RecordKind", "ResumeResult", "new_incarnation"]

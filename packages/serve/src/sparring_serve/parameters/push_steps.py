@@ -1,5 +1,8 @@
 """Implements the operations of a client that updates tables as generators, which do not access the
-network; see `client.session`."""
+network; see `client.session`.
+
+The file is long because pushes, flushes and saves share their checks and errors.
+"""
 
 from __future__ import annotations
 

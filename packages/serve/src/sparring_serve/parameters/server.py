@@ -7,7 +7,7 @@ from sparring_serve.client.grpc_transport import GrpcTransport
 from sparring_serve.config import ServingConfig
 from sparring_serve.parameters.service import ParameterService
 from sparring_serve.parameters.shard import ParameterShard
-from sparring_serve.replication.shard_replication import ReplicaPlace, shard_key
+from sparring_serve.replication.owner import ReplicaPlace, shard_key
 from sparring_serve.replication.store import open_store
 from sparring_serve.server.lookup_server import LookupServer
 from sparring_serve.service import LookupService, ShardPosition

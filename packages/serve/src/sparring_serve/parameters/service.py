@@ -1,5 +1,8 @@
 """Pushes and flushes without a network: takes request bytes, returns reply bytes or raises
-`StatusError`."""
+`StatusError`.
+
+The file is long because a push, its replay and its replication share the same parts.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,9 @@ from sparring_serve.parameters.push_window import WIDTH, Token, Verdict
 from sparring_serve.parameters.scheduled_saves import ScheduledSaves
 from sparring_serve.parameters.shard import Gradients, ParameterShard
 from sparring_serve.parameters.snapshots import ShardSnapshots
-from sparring_serve.replication.replica import Record
-from sparring_serve.replication.shard_replication import ReplicaPlace, ShardReplication
+from sparring_serve.replication.owner import ReplicaPlace
+from sparring_serve.replication.records import Record
+from sparring_serve.replication.shard_replication import ShardReplication
 from sparring_serve.replication.store import CoordinationStore
 from sparring_serve.service import LookupService, decode_request, parse_ids
 from sparring_serve.status import Status, StatusError

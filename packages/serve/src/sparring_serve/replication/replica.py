@@ -20,196 +20,32 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Protocol
 
-__all__ = [
-    "LogPosition",
-    "LostLogError",
-    "Record",
-    "ReadState",
-    "Replica",
-    "ReplaceState",
-    "ReplicaOptions",
-    "ReplicateReply",
-    "ReplicateRequest",
-    "ReplicatedLog",
-    "ShardState",
-    "StoreSteps",
-]
+from sparring_serve.replication.records import (
+    LogPosition,
+    LostLogError,
+    ReadState,
+    ReplaceState,
+    ReplicaOptions,
+    ReplicatedLog,
+    ReplicateReply,
+    ReplicateRequest,
+    ShardState,
+    StoreSteps,
+)
+
+__all__ = ["Replica"]
 
 _CLAIM_LEASES = 1.1
 """Leases for which a follower sees the same value before it claims the leadership. The part above 1
 allows for clocks with different rates."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShardState:
-    """Value of a shard in the coordination store.
-
-    Args:
-        epoch: Number of the leader; each new leader increases it by one.
-        leader: Address of the leader.
-        in_sync: Addresses of the replicas that have every acknowledged push, including the leader.
-        renewal: Number of renewals of the lease. A value that does not change is not renewed.
-    """
-
-    epoch: int
-    leader: str
-    in_sync: tuple[str, ...]
-    renewal: int = 0
-
-    def encode(self) -> bytes:
-        values = [self.epoch, self.leader, list(self.in_sync), self.renewal]
-        return json.dumps(
-            dict(zip(("epoch", "leader", "in_sync", "renewal"), values, strict=True))
-        ).encode()
-
-    @classmethod
-    def decode(cls, content: bytes) -> ShardState:
-        values = json.loads(content)
-        return cls(values["epoch"], values["leader"], tuple(values["in_sync"]), values["renewal"])
-
-
-@dataclass(frozen=True, slots=True)
-class ReadState:
-    """Reads the value of the shard."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplaceState:
-    """Replaces the value of the shard; the result is whether it was replaced."""
-
-    before: bytes | None
-    after: bytes
-
-
-StoreSteps = Generator["ReadState | ReplaceState", "bytes | bool | None", None]
-"""Yields operations on the store and receives their results. The driver throws `StorageIOError` into
-it if the store cannot be reached."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogPosition:
-    """End of a log.
-
-    Args:
-        epoch: Epoch of the leader that the log followed last; -1 if acknowledged records may be missing.
-        position: Number of records since the beginning of the history.
-    """
-
-    epoch: int
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A change of the rows of a shard, in the order in which the leader applied it.
-
-    Args:
-        kind: Kind of the record, as in the push log.
-        payload: Its content.
-    """
-
-    kind: int
-    payload: bytes
-
-
-class LostLogError(Exception):
-    """The leader's log does not contain the requested records, so followers cannot join."""
-
-
-class ReplicatedLog(Protocol):
-    """Log of one replica. The owner of the replica serializes all calls."""
-
-    @property
-    def end(self) -> LogPosition: ...
-
-    @property
-    def base(self) -> tuple[str, int]:
-        """URL of the snapshot that the log follows, and its position."""
-        ...
-
-    def read(self, position: int) -> list[Record]:
-        """Returns some of the records after a position; raises `LostLogError`."""
-        ...
-
-    def append(self, records: Sequence[Record]) -> None:
-        """Appends records of the leader, and applies them."""
-        ...
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Records that later records belong to an epoch."""
-        ...
-
-    def drop_before(self, position: int) -> None:
-        """Deletes records up to the snapshot at a position; the log may lack that snapshot."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicateRequest:
-    """Message of a leader to a follower. An empty one only asks for the end of the follower's log.
-
-    Args:
-        epoch: Epoch of the leader.
-        leader: Address of the leader.
-        session: Session that the follower reported; a request of an earlier session is ignored.
-        is_append: Whether the follower appends `records`.
-        after: End of the follower's log, as the leader knows it.
-        records: Records after `after`.
-        kept_from: Position of the snapshot that the leader's log follows.
-        is_reset: Whether the follower replaces its rows and its log by `base`.
-        base: URL of the snapshot at `kept_from`; empty if there were no rows.
-    """
-
-    epoch: int
-    leader: str
-    session: int = 0
-    is_append: bool = False
-    after: LogPosition = LogPosition(0, 0)
-    records: tuple[Record, ...] = ()
-    kept_from: int = 0
-    is_reset: bool = False
-    base: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicateReply:
-    """Reply of a follower.
-
-    Args:
-        epoch: Highest epoch that it knows.
-        session: Changes when the follower starts, and when its log begins to follow a leader.
-        end: End of its log.
-        is_loading: Whether it loads a snapshot.
-    """
-
-    epoch: int
-    session: int
-    end: LogPosition
-    is_loading: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaOptions:
-    """Settings of a replica.
-
-    Args:
-        lease_seconds: Time for which a leader may answer after it has renewed its lease.
-        waits_for_followers: Whether a push is acknowledged only if all followers in sync have it.
-        is_first: Whether this replica becomes the leader if the store has no value.
-    """
-
-    lease_seconds: float = 2.0
-    waits_for_followers: bool = True
-    is_first: bool = False
-
-
+_NO_END = LogPosition(-1, 0)
 _MAX_LAG = 64
 """Records that a follower may lack when it joins, if acknowledgements do not wait for followers."""
 
@@ -226,7 +62,7 @@ class _Link(Enum):
 class _Follower:
     state: _Link = _Link.UNKNOWN
     session: int = 0
-    end: LogPosition = LogPosition(-1, 0)
+    end: LogPosition = _NO_END
     is_loading: bool = False
     replied_at: float = 0.0
     sent: ReplicateRequest | None = None

@@ -8,36 +8,34 @@ thread "reset"      loads the leader's snapshot on a follower
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from sparring.errors import SparringError, StorageIOError
 from sparring_serve.client.failures import NOT_LEADER
 from sparring_serve.client.transport import Send, Transport
 from sparring_serve.declaration import ReplicationConfig
 from sparring_serve.parameters.push_log import PushLog
-from sparring_serve.replication.replica import (
+from sparring_serve.replication.owner import Follower, FollowerLog, ReplicaPlace, suspend_clock
+from sparring_serve.replication.records import (
     LogPosition,
     ReadState,
     Record,
-    Replica,
     ReplicaOptions,
     ReplicateReply,
     ReplicateRequest,
 )
+from sparring_serve.replication.replica import Replica
 from sparring_serve.replication.store import CoordinationStore
 from sparring_serve.service import decode_request
 from sparring_serve.status import Status, StatusError
 from sparring_serve.wire.fields import MessageError, decode, encode
 from sparring_serve.wire.messages import RecordMessage, ReplicatedMessage, ReplicateMessage
 
-__all__ = ["Follower", "ReplicaPlace", "ShardReplication", "shard_key", "suspend_clock"]
+__all__ = ["ShardReplication"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,91 +43,6 @@ _HEARTBEATS_PER_LEASE = 10
 _PAUSE_SECONDS = 0.02
 _CALL_LEASES = 0.5
 """Maximum time of a call to a follower, in leases."""
-
-
-def suspend_clock() -> float:
-    """Returns seconds of a clock that continues while the process or the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaPlace:
-    """Place of a replica in a service.
-
-    Args:
-        shard: Number of the shard, from 0.
-        num_shards: Number of shards.
-        address: Address of this replica in `shards`.
-        others: Addresses of the other replicas of the shard.
-        is_first: Whether this is the first replica.
-        key: Key of the shard in the store.
-    """
-
-    shard: int
-    num_shards: int
-    address: str
-    others: tuple[str, ...]
-    is_first: bool
-    key: str
-
-
-class Follower(Protocol):
-    """Owner of the rows and the log."""
-
-    def apply_record(self, record: Record) -> bool:
-        """Logs and queues a record of the leader; returns False if the queue is full."""
-        ...
-
-    def reset_rows(self, base: str) -> None:
-        """Replaces all rows by a snapshot, in the order of the queue; empty: no rows."""
-        ...
-
-    def lead(self, may_lack_pushes: str) -> Future[Any]:
-        """Prepares to answer clients; the result is there when all records are applied.
-
-        Args:
-            may_lack_pushes: Reason why acknowledged pushes may be missing; empty if none are.
-        """
-        ...
-
-    @property
-    def lost(self) -> str:
-        """Reason why acknowledged pushes may be missing; empty if none are."""
-        ...
-
-    def adopt(self, incarnation: int, lost: str) -> None:
-        """Takes the incarnation of the leader's rows."""
-        ...
-
-
-class _Log:
-    """`ReplicatedLog` of a push log."""
-
-    def __init__(self, log: PushLog, owner: Follower) -> None:
-        self.log, self._owner = log, owner
-
-    @property
-    def end(self) -> LogPosition:
-        return LogPosition(self.log.epoch, self.log.position)
-
-    @property
-    def base(self) -> tuple[str, int]:
-        start = self.log.start
-        return start.base, start.position
-
-    def read(self, position: int) -> list[Record]:
-        return self.log.read(position)
-
-    def append(self, records: Sequence[Record]) -> None:
-        for each in records:
-            if not self._owner.apply_record(each):
-                return
-
-    def begin_epoch(self, epoch: int) -> None:
-        self.log.begin_epoch(epoch)
-
-    def drop_before(self, position: int) -> None:
-        self.log.drop_before(position)
 
 
 class ShardReplication:
@@ -168,7 +81,7 @@ class ShardReplication:
         if place.others:
             log.keep_recent()
         self.replica = Replica(
-            place.address, place.others, _Log(log, owner), options, suspend_clock
+            place.address, place.others, FollowerLog(log, owner), options, suspend_clock
         )
         self._ready_epoch = 0
         """Epoch of this leader in which it has applied all records."""
@@ -519,8 +432,3 @@ def _reply(content: bytes) -> ReplicateReply | None:
         return None
     end = LogPosition(given.end_epoch - 1, given.end_position)
     return ReplicateReply(given.epoch, given.session, end, given.is_loading)
-
-
-def shard_key(folder: str, shard: int, num_shards: int) -> str:
-    """Returns the key of a shard in the store; services have different folders."""
-    return json.dumps(["sparring-parameters", folder, shard + 1, num_shards])
