@@ -118,8 +118,7 @@ class ScheduledSaveConfig(DocumentModel):
     every_seconds: Annotated[float, Field(gt=0, le=31_536_000)] | None = Field(
         None,
         description="Interval at which the first shard saves all shards, unless nothing was pushed since "
-        "the last scheduled save; null: only clients save. A failed save is logged and counted, and the "
-        "next one is attempted at the next interval.",
+        "the last scheduled save; null: only clients save.",
     )
     keep: Annotated[int, Field(ge=2, le=1_000_000)] = Field(
         3,
@@ -184,15 +183,14 @@ class ParametersConfig(DocumentModel):
     )
     push_log: Path | None = Field(
         None,
-        description="Local folder of the log of pushes since the last save, one per service. A server "
-        "that was killed resumes from it. null: the path of the first folder with the "
-        "suffix `.push-log`, or `push-log` in the working directory if the first folder "
-        "is a URL.",
+        description="Local folder of the log of pushes since the last save, one per service. null: the "
+        "path of the first folder with the suffix `.push-log`, or `push-log` in the working directory if "
+        "the first folder is a URL.",
     )
     push_log_bytes: Annotated[ByteCount, Field(ge=0)] = Field(
         1 << 30,
-        description="Maximum size of the push log of a shard. If it is full, a warning is logged, and "
-        "pushes are not logged until the next save. 0: no log.",
+        description="Maximum size of the push log of a shard. If it is full, pushes are not logged until "
+        "the next save. 0: no log.",
     )
     push_log_sync_milliseconds: Annotated[float, Field(ge=0, le=3_600_000)] = Field(
         1000.0,
