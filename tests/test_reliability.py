@@ -128,3 +128,17 @@ def test_a_violation_fails_the_run(
     assert "not run: no server" in capsys.readouterr().out
     assert program.main(["snapshot_kils"]) == 2
     assert "unknown trials 'snapshot_kils'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("method", "broken"),
+    [
+        ("is_replicated", lambda self, position: True),
+        ("serves", lambda self: self.is_leader),
+        ("_joins", lambda self, each: True),
+    ],
+)
+def test_the_simulation_finds_a_broken_replica(program: Any, method: str, broken: Any) -> None:
+    crashes = importlib.import_module("reliability.follower_crashes")
+    replica = type("Broken", (crashes.Replica,), {method: broken})
+    assert any(crashes.run_trial(seed, replica).failures for seed in range(400))
