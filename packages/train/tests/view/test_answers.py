@@ -10,16 +10,25 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import csv, parquet
 
-from sparring import ScanChunk, SnapshotWriter, TableDescription, make_plugin_manager
+from sparring import (
+    ScanChunk,
+    SnapshotWriter,
+    TableDescription,
+    hash_strings,
+    make_plugin_manager,
+)
 from sparring.contracts.storage.column_block import ColumnBlock
-from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring.errors import DataError, InvalidArgumentError, UnsupportedError
 from sparring.snapshot.row_router import SnapshotOptions
 from sparring_train import look
 from sparring_train.view import answers
 from sparring_train.view import sample as sampling
 from sparring_train.view.answers import LookView, open_source
+from sparring_train.view.colors import read_colors
 from sparring_train.view.numbers import Histogram, map_points
 
 from .conftest import CREATED, ERASED, MOVED, NUM_ROWS, STEPS, embeddings_of
@@ -38,6 +47,47 @@ def test_overview_shows_the_facts_of_the_manifests(view: LookView) -> None:
     assert (item["name"], item["most_rows"], item["num_written"]) == ("item", 2, 0)
     assert (user["num_written"], user["num_erased"]) == (len(MOVED) + len(CREATED), len(ERASED))
     assert not user["is_exact"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_values_of_a_file_color_the_sample(run_folder: Path, tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"films.{ending}"
+    keys = np.arange(100, NUM_ROWS)
+    table = pyarrow.table(
+        {"film": keys, "year": keys % 50, "genre": [f"g{min(key % 12, 9)}" for key in keys]}
+    )
+    (csv.write_csv if ending == "csv" else parquet.write_table)(table, path)
+    for column in ("year", "genre"):
+        source = open_source(str(run_folder), make_plugin_manager())
+        view = LookView(source, colors=read_colors(path, column))
+        assert ask(view, "sample", table="item")["colors"] is None
+        sample = ask(view, "sample", table="user")
+        colors, known = sample["colors"], np.array(sample["keys"], np.int64)
+        assert (colors["name"], len(colors["groups"])) == (column, 0 if column == "year" else 8)
+        for key, value in zip(known.tolist(), colors["values"], strict=True):
+            if not 100 <= key < NUM_ROWS:
+                assert value is None
+            elif column == "year":
+                assert value == key % 50
+            else:
+                group = f"g{min(key % 12, 9)}"
+                assert colors["groups"][int(value)] in (group, "other")
+        # Most frequent first, and rare ones together.
+        assert column == "year" or (colors["groups"][0], colors["groups"][-1]) == ("g9", "other")
+        view.close()
+
+
+def test_strings_of_a_file_are_hashed(tmp_path: Path) -> None:
+    path = tmp_path / "films.csv"
+    path.write_text("film,genre\nalien,horror\nfargo,\nheat,crime\n")
+    found = read_colors(path, "genre")
+    texts = [found.groups[int(each)] for each in found.of(hash_strings(["alien", "heat"]))]
+    assert texts == ["horror", "crime"]
+    for column in ("film", "price"):
+        with pytest.raises(DataError, match="expected a column after the ids: genre"):
+            read_colors(path, column)
+    with pytest.raises(DataError, match="as CSV or Parquet failed"):
+        read_colors(tmp_path / "none.parquet", "genre")
 
 
 def test_sample_contains_only_the_newest_rows(view: LookView) -> None:

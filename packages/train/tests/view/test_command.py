@@ -39,9 +39,13 @@ def test_command_serves_the_page_until_ctrl_c(run_folder: Path) -> None:
 
 def test_command_writes_a_page(run_folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
+    colors = tmp_path / "users.csv"
+    colors.write_text("user,city\n" + "".join(f"{key},city {key % 3}\n" for key in range(1000)))
     given = ["look", str(run_folder), "--with", f"{run_folder}/base", "--output", str(page)]
-    assert main(given) == 0
+    assert main([*given, "--colors", str(colors), "--color-by", "city"]) == 0
     assert '"most_moved"' in page.read_text()
+    assert '"city 2"' in page.read_text()
+    assert main([*given, "--colors", str(colors)]) == ExitCode.INVALID
 
 
 def test_errors_of_the_command(

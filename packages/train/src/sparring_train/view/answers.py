@@ -13,6 +13,7 @@ import numpy as np
 from sparring import PluginManager, latest_snapshot, open_snapshot
 from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring_cli import TableDifference
+from sparring_train.view.colors import Colors
 from sparring_train.view.numbers import has_umap, map_points, summarize_numbers
 from sparring_train.view.source import OnProgress, Source, TableFacts, TableSample
 from sparring_train.view.trained import TrainedSource
@@ -67,10 +68,13 @@ class LookView:
     Args:
         source: The shown snapshot.
         other: A version to compare with; None if the user chooses one on the page.
+        colors: Column of a file by which the map can be colored.
     """
 
-    def __init__(self, source: Source, other: Source | None = None) -> None:
-        self.source, self.other = source, other
+    def __init__(
+        self, source: Source, other: Source | None = None, colors: Colors | None = None
+    ) -> None:
+        self.source, self.other, self.colors = source, other, colors
         self._lock = threading.Lock()
         # Numba, which UMAP uses, may end the process if two threads compute a map.
         self._mapping = threading.Lock()
@@ -177,6 +181,15 @@ class LookView:
             with self._lock:
                 if len(self._maps) < _MAX_MAP_METHODS * len(self.source.describe_tables()):
                     self._maps[table, method] = known
+        colors = None
+        if self.colors is not None:
+            values = self.colors.of(found.rows.keys)
+            if np.isfinite(values).any():  # The file may contain ids of another table.
+                colors = {
+                    "name": self.colors.name,
+                    "values": _rounded(values),
+                    "groups": list(self.colors.groups),
+                }
         return {
             "table": table,
             "rows": found.num_rows,
@@ -185,6 +198,7 @@ class LookView:
             "numbers": {name: _rounded(each) for name, each in found.rows.numbers.items()},
             "summaries": summarize_numbers(found.rows.numbers),
             "map": known,
+            "colors": colors,
         }
 
     def difference(

@@ -32,11 +32,12 @@ def add_look(application: typer.Typer) -> None:
             "sparring look runs/films",
             "sparring look runs/films/step-000000000200 --with runs/films/step-000000000100",
             "sparring look served/films --output films.html",
+            "sparring look runs/films --colors films.csv --color-by genre",
         ],
     )
 
 
-def look(
+def look(  # noqa: PLR0913, PLR0917 - typer makes the options of these
     context: typer.Context,
     snapshot: Annotated[
         str,
@@ -74,6 +75,16 @@ def look(
             "are compared.",
         ),
     ] = None,
+    colors: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A Parquet or CSV file whose first column contains ids; colors the map by --color-by.",
+        ),
+    ] = None,
+    color_by: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of --colors: numbers or groups.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the tables of a snapshot on a local page: sizes, norms, maps, rows, neighbors, differences.
@@ -82,6 +93,7 @@ def look(
     """
     # Imported here, because every command imports this module.
     from sparring_train.view.answers import LookView, open_source
+    from sparring_train.view.colors import read_colors
     from sparring_train.view.page import render_static_page
     from sparring_train.view.server import LookServer
 
@@ -91,8 +103,11 @@ def look(
             f"look: found --port {port} with --output, but a written page needs no server; remove one of "
             "them"
         )
+    if (colors is None) != (color_by is None):
+        raise InvalidArgumentError("look: --colors and --color-by need each other; give both")
+    column = read_colors(colors, color_by) if colors is not None and color_by is not None else None
     source = open_source(snapshot, manager)
-    view = LookView(source, None if other is None else open_source(other, manager))
+    view = LookView(source, None if other is None else open_source(other, manager), column)
     told = {"kind": source.kind, "url": source.url, "step": source.step}
     try:
         if output is not None:

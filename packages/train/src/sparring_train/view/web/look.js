@@ -174,6 +174,7 @@
     const colors = [...Object.keys(sample.numbers)];
     if (!inlined && state.overview.has_ages) colors.push("age");
     $("color").replaceChildren(...colors.map((name) => make("option", { value: name }, labelOf(name))));
+    if (sample.colors) $("color").prepend(make("option", { value: COLUMN, selected: "" }, sample.colors.name));
     const methods = state.overview.has_umap && !inlined ? ["pca", "umap"] : ["pca"];
     $("method").replaceChildren(...methods.map((name) => make("option", { value: name }, name.toUpperCase())));
     $("method-label").hidden = methods.length < 2;
@@ -182,15 +183,20 @@
     showList();
   }
 
+  // Option for the column of a file. A number of rows cannot have this name.
+  const COLUMN = "column of a file";
+  const GROUP_COLORS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#9c6b4e"];
+  const groupsOf = (name) => (name === COLUMN ? state.sample.colors.groups : []);
   const LABELS = { norm: "norm", score: "score", age: "age" };
   const MEANINGS = {
     norm: "Euclidean norm of the embedding",
     score: "score of the storage's eviction policy: with LFU, the frequency of the row",
     age: "steps since the row was trained",
   };
-  const labelOf = (name) => LABELS[name] || name;
+  const labelOf = (name) => (name === COLUMN ? state.sample.colors.name : LABELS[name] || name);
 
   function numbersOf(name) {
+    if (name === COLUMN) return state.sample.colors.values;
     if (name === "age") return state.ages ? state.ages.numbers : null;
     return state.sample.numbers[name];
   }
@@ -232,9 +238,13 @@
   function showMap() {
     const { map, keys } = state.sample;
     const name = $("color").value, numbers = numbersOf(name) || [];
-    const [xs, ys] = placesOf(map), shares = rankShares(numbers);
+    const groups = groupsOf(name), [xs, ys] = placesOf(map), shares = rankShares(numbers);
+    const fillOf = (place) => {
+      if (!groups.length) return mix(shares[place] ?? null);
+      return numbers[place] === null ? "var(--edge)" : GROUP_COLORS[numbers[place]];
+    };
     const circles = keys.map((_, place) => (xs[place] === null ? null : make("circle", { cx: xs[place].toFixed(1),
-      cy: ys[place].toFixed(1), r: 3, fill: mix(shares[place] ?? null), "fill-opacity": 0.75, "data-at": place })));
+      cy: ys[place].toFixed(1), r: 3, fill: fillOf(place), "fill-opacity": 0.75, "data-at": place })));
     const label = `Map of ${count(keys.length)} rows, colored by ${labelOf(name)}`;
     const drawn = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label }, ...circles);
     drawn.addEventListener("pointermove", tell);
@@ -248,9 +258,13 @@
       ? ` The axes explain ${(map.explained[0] * 100).toFixed(0)} % and ${(map.explained[1] * 100).toFixed(0)} % of the variance.`
       : " Distances between groups have no meaning.";
     $("map-caption").textContent = `${map.method === "pca" ? "Principal components." : "UMAP."}${explained} `
-      + `Color: rank by ${MEANINGS[name] || name}.${inlined ? "" : " Select a point to show its row."}`;
+      + `Color: ${groups.length ? "" : "rank by "}${MEANINGS[name] || labelOf(name)}.${inlined ? "" : " Select a point to show its row."}`;
     const known = numbers.filter((each) => each !== null);
-    $("scale").replaceChildren(...(known.length ? [short(Math.min(...known)), make("i"), short(Math.max(...known))] : []));
+    if (groups.length) {
+      $("scale").replaceChildren(...groups.map((each, place) => make("span", {},
+        make("svg", { viewBox: "0 0 10 10", class: "dot" },
+          make("circle", { cx: 5, cy: 5, r: 5, fill: GROUP_COLORS[place] })), ` ${each}`)));
+    } else $("scale").replaceChildren(...(known.length ? [short(Math.min(...known)), make("i"), short(Math.max(...known))] : []));
     markRow();
   }
 
@@ -259,9 +273,15 @@
     tip.hidden = at === undefined;
     if (tip.hidden) return;
     const numbers = Object.keys(state.sample.numbers).map((name) => `${labelOf(name)} ${short(state.sample.numbers[name][at])}`);
-    tip.textContent = [nameAt(at), ...numbers].join(" · ");
+    tip.textContent = [nameAt(at), ...colorAt(at), ...numbers].join(" · ");
     tip.style.left = `${Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8)}px`;
     tip.style.top = `${event.clientY + 14}px`;
+  }
+
+  function colorAt(at) {
+    const { colors } = state.sample;
+    if (!colors || colors.values[at] === null) return [];
+    return [`${colors.name} ${colors.groups[colors.values[at]] ?? short(colors.values[at])}`];
   }
 
   const nameAt = (at) => (state.names ? state.names[at] : state.sample.keys[at]);
@@ -308,7 +328,8 @@
   const MOST_LISTED = 100;
 
   function showList() {
-    const name = $("color").value, numbers = numbersOf(name) || state.sample.numbers.norm;
+    const name = groupsOf($("color").value).length ? "norm" : $("color").value;
+    const numbers = numbersOf(name) || state.sample.numbers.norm;
     const order = [...numbers.keys()].sort((a, b) => (numbers[b] ?? -Infinity) - (numbers[a] ?? -Infinity)).slice(0, MOST_LISTED);
     const shown = Object.keys(state.sample.numbers);
     const lines = order.map((at) => [keyButton(state.sample.keys[at], nameAt(at)),
