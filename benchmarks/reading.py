@@ -26,13 +26,13 @@ __all__ = ["measure"]
 NUM_ROWS, NUM_LARGE_ROWS, NUM_COLUMNS, GROUP_ROWS = 500_000, 10_000_000, 10, 100_000
 ROUNDS = 5
 BATCH_SIZE = 4096
-BARS = {"dictionary": 1.2, "plain": 1.2}
+BARS = {"dictionary strings": 1.2, "plain strings": 1.2, "integers": 1.2}
 NAMES = [f"c{number}" for number in range(NUM_COLUMNS)]
 
 _EPOCH = """
 import resource, sys
-from benchmarks.reading import opened
-data = opened(sys.argv[1])
+from benchmarks.reading import open_reader
+data = open_reader(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 rows = sum(len(batch) for batch in data.batches(0))
 print(rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
@@ -64,7 +64,7 @@ def measure(scale: Scale) -> list[Figure]:
                 found = median(ratios(timings[name], timings["pyarrow"]))
                 figures.append(
                     Figure(
-                        f"{NUM_COLUMNS} {kind} columns of strings, {what}",
+                        f"{NUM_COLUMNS} columns of {kind}, {what}",
                         f"{found:.2f} ×",
                         f"≤ {bar} ×",
                         found <= bar,
@@ -77,7 +77,7 @@ def measure(scale: Scale) -> list[Figure]:
 
 
 def _memory(folder: Path, num_rows: int) -> Figure:
-    path = write_log(folder / "large.parquet", "dictionary", num_rows)
+    path = write_log(folder / "large.parquet", "dictionary strings", num_rows)
     ran = subprocess.run(
         [sys.executable, "-c", _EPOCH, path], capture_output=True, text=True, check=True
     )
@@ -114,7 +114,7 @@ def _read_with_pyarrow(path: str) -> None:
 
 
 def write_log(path: Path, kind: str, num_rows: int) -> str:
-    """Writes strings: 10,000 distinct ones with a dictionary, or all distinct without one."""
+    """Writes integers; or strings: 10,000 distinct ones with a dictionary, or all distinct."""
     import pyarrow
     from pyarrow import parquet
 
@@ -122,7 +122,9 @@ def write_log(path: Path, kind: str, num_rows: int) -> str:
     for columns in _columns(kind, num_rows):
         table = pyarrow.table(columns)
         if writer is None:
-            writer = parquet.ParquetWriter(path, table.schema, use_dictionary=kind == "dictionary")
+            writer = parquet.ParquetWriter(
+                path, table.schema, use_dictionary=kind.startswith("dictionary")
+            )
         writer.write_table(table, row_group_size=GROUP_ROWS)
     assert writer is not None
     writer.close()
@@ -138,7 +140,9 @@ def _columns(kind: str, num_rows: int) -> Iterator[dict[str, Any]]:
         count = min(GROUP_ROWS, num_rows - begin)
         columns: dict[str, Any] = {"y": random.integers(0, 2, count).astype(np.int8)}
         for name in NAMES:
-            if kind == "dictionary":
+            if kind == "integers":
+                columns[name] = random.integers(0, 1_000_000, count)
+            elif kind == "dictionary strings":
                 places = np.minimum(random.zipf(1.2, count), len(pool)) - 1
                 columns[name] = pool.take(pyarrow.array(places))
             else:

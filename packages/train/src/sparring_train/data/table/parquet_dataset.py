@@ -224,6 +224,8 @@ class ParquetDataset:
 def _part(taker: BlockReader, share: Share, begin: int, end: int) -> list[Piece]:
     """Returns this rank's share of a lane's rows of a step. The shares of other ranks are read, too."""
     first, last = share.part(begin, end)
+    if (first, last) == (begin, end):
+        return taker.take(end - begin)
     pieces, at = [], begin
     for block, low, high in taker.take(end - begin):
         # Position of the block's first row in the lane.

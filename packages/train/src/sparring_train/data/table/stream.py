@@ -57,9 +57,10 @@ class Block:
     """``(b,)``; bad rows count as rows of a step, but are left out of its batch. None: all are good."""
     ends: Mapping[str, Ids]
     """Feature with `Column.lengths` → ``(b + 1,)``, number of ids before each row, and of all rows."""
+    num_rows: int
 
     def __len__(self) -> int:
-        return len(self.rest)
+        return self.num_rows
 
 
 class Piece(NamedTuple):
@@ -196,7 +197,7 @@ def _take(batch: ColumnBatch, places: Ids, is_good: Bools | None) -> Block:
         for name, column in rest.ids.items()
         if column.lengths is not None
     }
-    return Block(features, names, ids, rest, is_good, ends)
+    return Block(features, names, ids, rest, is_good, ends, len(places))
 
 
 @contextmanager
@@ -228,6 +229,10 @@ class BlockReader:
         Raises:
             DataError: the block of these rows cannot be read.
         """
+        block, at = self._block, self._at
+        if block is not None and at + count <= block.num_rows:  # in most steps
+            self._at += count
+            return [Piece(block, at, at + count)]
         pieces = []
         while count:
             if self._block is None or self._at == len(self._block):
