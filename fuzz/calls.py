@@ -1,8 +1,5 @@
 """Fuzzes incomplete calls: silent, half-sent, slow and cancelled ones, and invalid frames.
 
-    python -m fuzz.calls CORPUS [-max_total_time=N]     atheris: libFuzzer over Python
-    python -m fuzz.calls --replay CORPUS                each input once, to measure coverage
-
 An input is a program of steps on connections to a server over loopback. After each program the server
 must reply to a health probe, and after the longest deadline no call may occupy a thread.
 """
@@ -13,10 +10,12 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from fuzz import harness
 
 _INSTRUMENTED = ["sparring_serve.server", "sparring_serve.security"]
 
@@ -27,20 +26,12 @@ _TOKENS = (*_ROLES.values(), "wrong", "")
 _MAX_STEPS = 64
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Fuzzes until the time is over, or replays the corpus."""
-    if arguments[:1] == ["--replay"]:
-        with make_target() as target:
-            for path in sorted(Path(arguments[1]).iterdir()):
-                target(path.read_bytes())
-        return 0
-    import atheris
-
-    with atheris.instrument_imports(include=_INSTRUMENTED):
-        target = make_target()
-    atheris.Setup([sys.argv[0], *arguments], target)
-    atheris.Fuzz()
-    return 0
+def seeds() -> Iterator[bytes]:
+    """Yields programs with only headers, a whole message, a partial one, and a cancelled call."""
+    for path in range(10):
+        for timeout in range(6):
+            for rest in (b"", b"\1\0", b"\2\0\0\5\1", b"\3\0"):
+                yield bytes([0, path, timeout, path % 4, 1]) + rest
 
 
 def make_target() -> CallsTarget:
@@ -176,4 +167,4 @@ class _Failures(logging.Handler):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(harness.run(sys.argv[1:], _INSTRUMENTED, make_target))

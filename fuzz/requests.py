@@ -1,8 +1,5 @@
 """Fuzzes messages of the lookup service: each must be handled or rejected.
 
-    python -m fuzz.requests CORPUS [-max_total_time=N]     atheris: libFuzzer over Python
-    python -m fuzz.requests --replay CORPUS                each input once, to measure coverage
-
 The first byte selects the type of the message in the remaining bytes. A message that can be decoded must
 be equal after encoding and decoding it again. Pulls, recommendation calls and inference requests are
 passed to a service, which may raise only `StatusError`. Rows and found bits are decoded as in a client.
@@ -13,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from fuzz import harness
 
 _INSTRUMENTED = [
     "sparring_serve.wire",
@@ -25,20 +23,31 @@ _INSTRUMENTED = [
 ]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Fuzzes until the time is over, or replays the corpus."""
-    if arguments[:1] == ["--replay"]:
-        feed = make_target()
-        for path in sorted(Path(arguments[1]).iterdir()):
-            feed(path.read_bytes())
-        return 0
-    import atheris
+@contextlib.contextmanager
+def open_target() -> Iterator[harness.Target]:
+    """Returns the target."""
+    yield make_target()
 
-    with atheris.instrument_imports(include=_INSTRUMENTED):
-        feed = make_target()
-    atheris.Setup([sys.argv[0], *arguments], feed)
-    atheris.Fuzz()
-    return 0
+
+def seeds() -> Iterator[bytes]:
+    """Yields whole messages, as each of the messages that the first byte can select."""
+    import numpy as np
+
+    from sparring_serve.wire.fields import encode
+    from sparring_serve.wire.messages import PullRequest, RecommendRequest, TableIds
+    from sparring_serve.wire.open_inference import InferRequest, InferTensor, TensorContents
+
+    ids = InferTensor("ids", "INT64", (3,), TensorContents((1, -2, 3)))
+    for message in (
+        PullRequest((TableIds("item", bytes(range(64))),), 1, 2, "0" * 32, 3.5),
+        PullRequest((TableIds("item", np.array([7, -1]).tobytes()),)),
+        RecommendRequest(
+            "item", "", np.ones(4, np.float32).tobytes(), 2, bytes(8), np.array([1]).tobytes()
+        ),
+        InferRequest(model_name="item", inputs=(ids,)),
+    ):
+        for kind in range(64):
+            yield bytes([kind]) + encode(message)
 
 
 def make_target() -> Callable[[bytes], None]:
@@ -110,4 +119,4 @@ def make_target() -> Callable[[bytes], None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(harness.run(sys.argv[1:], _INSTRUMENTED, open_target))

@@ -14,9 +14,11 @@ from sessions.environments import (
     TEST_EXTRAS,
     TEST_MODULES,
     TORCH,
+    cached,
     environment,
     find_nvcc,
     gpu_setting,
+    install_build_tools,
     install_family,
     install_local,
     install_programs,
@@ -128,7 +130,8 @@ def reliability(session: nox.Session) -> None:
     Kills processes, damages files, fills a disk (mounting requires root), makes calls of the C library
     fail, and stops Redis and servers. Names after ``--`` choose trials, ``--trials N`` their number.
     """
-    without = ("plan", "framework-torch", "framework-tf", "framework-jax", "train")
+    without = ("plan", "framework-tf", "framework-jax")
+    session.install(TORCH, silent=True)
     needed = system_packages(session, *(each for each in FAMILY if each not in without))
     install_family(session, *needed)
     install_programs(session)
@@ -149,14 +152,25 @@ def dashboards(session: nox.Session) -> None:
     session.run("python", "tools/record_dashboards.py", *session.posargs)
 
 
+# Sanitizers of clang that the runtime of atheris contains, and the coverage of native code.
+FUZZED = "address,undefined,fuzzer-no-link;-fno-sanitize=function,vptr"
+
+
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Fuzzes the packed reader and the request decoder, and prints coverage.
+    """Fuzzes all readers of untrusted bytes under sanitizers, and writes executions and coverage.
 
-    Each takes 10 minutes; ``-- MINUTES`` sets another duration.
+    Each target takes 10 minutes of processor time; ``-- MINUTES NAME`` sets another duration, and chooses
+    targets. Requires clang, llvm, and libgrpc++-dev.
     """
     session.install("atheris>=3", "coverage", silent=True)
-    install_family(session, "cli", "storage-tiered", "packed", "serve")
+    install_build_tools(session)
+    setting = f"--config-settings=cmake.define.SPARRING_SANITIZE={FUZZED}"
+    with_clang = {**cached(), "CC": "clang", "CXX": "clang++"}
+    core = str(PACKAGES / "core")
+    session.install("--no-build-isolation", setting, core, silent=True, env=with_clang)
+    for package in ("cli", "plan", "storage-tiered", "packed", "serve", "train"):
+        install_local(session, package)
     session.run("python", "-m", "fuzz", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
 

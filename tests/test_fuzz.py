@@ -14,6 +14,7 @@ from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import PullRequest, TableIds
 
 ROOT = Path(__file__).resolve().parents[1]
+CORPUS = ROOT / "fuzz/corpus"
 
 
 @pytest.fixture
@@ -31,6 +32,48 @@ def test_requests_of_any_bytes_are_answered_or_rejected(target: Any) -> None:
             content = bytearray(whole)
             content[dice.randrange(len(content))] = dice.randrange(256)
             target(bytes([kind]) + content)
+
+
+# Arrow prints an error if a row with a wrong number of fields is not UTF-8, and then rejects the file.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("configurations", ()), ("snapshots", ()), ("tables", ("csv",)), ("tables", ("parquet",)),
+     ("streams", ())],
+)  # fmt: skip
+def test_changed_files_are_read_or_rejected_as_documented(
+    name: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    module = importlib.import_module(f"fuzz.{name}")
+    dice = random.Random(7)
+    seeds = list(module.seeds(*words))
+    former = CORPUS / (words[0] if words else name)
+    inputs = [each.read_bytes() for each in sorted(former.glob("*"))]
+    for seed in dice.sample(seeds, min(len(seeds), 12)):
+        for _ in range(6):
+            changed = bytearray(seed)
+            changed[dice.randrange(len(changed))] = dice.randrange(256)
+            inputs.append(bytes(changed))
+    with module.open_target(*words) as feed:
+        for each in inputs:
+            feed(each)
+
+
+@pytest.mark.parametrize("name", ["configurations", "streams"])
+def test_an_undocumented_error_of_a_reader_ends_the_fuzzer(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    module = importlib.import_module(f"fuzz.{name}")
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("sparring_train.load_config", fail)
+    monkeypatch.setattr("sparring_train.data.stream.events.MessageDecoder.parse", fail)
+    with module.open_target() as feed, pytest.raises(ZeroDivisionError):
+        feed(b"")
 
 
 def _each_kind(target: Any) -> None:

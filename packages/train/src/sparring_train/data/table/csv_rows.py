@@ -283,7 +283,15 @@ def read_header(file: TableFile, delimiter: str | None = None) -> list[str]:
     with translate_csv_errors(file), file.open() as stream:
         text = stream.readline(_HEADER_BYTES).decode("utf-8-sig", "replace")
     delimiter = delimiter or delimiter_by_name(file)
-    names = next(python_csv.reader([text], delimiter=delimiter), [])
+    try:
+        names = next(python_csv.reader([text], delimiter=delimiter), [])
+    except python_csv.Error as error:
+        raise DataError(
+            f"{file.name}, row 1: the header cannot be read ({error}); expected names of columns and a "
+            "line break; fix the header",
+            path=file.name,
+            row=1,
+        ) from None
     if not names:
         raise DataError(
             f"{file.name}, row 1: found nothing, expected a header with the names of columns; add it, or "

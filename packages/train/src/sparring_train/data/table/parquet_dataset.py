@@ -19,7 +19,7 @@ from sparring_train.data.table.decode import Decoder, RawRows
 from sparring_train.data.table.history import read_histories
 from sparring_train.data.table.labels import LabelRangeCollector
 from sparring_train.data.table.lanes import Lanes, Share, assign_lanes, deal_row_groups
-from sparring_train.data.table.row_groups import TableRows
+from sparring_train.data.table.row_groups import RowGroup, TableRows
 from sparring_train.data.table.split import make_split
 from sparring_train.data.table.stream import (
     BLOCK_ROWS,
@@ -201,8 +201,7 @@ class ParquetDataset:
             if names or seen.columns:
                 rows = self._files.read([group], (*names, *seen.columns), BLOCK_ROWS)
             else:
-                name = self._files.name_of(group)
-                rows = iter([RawRows(name, group.first_row, group.position, group.num_rows)])
+                rows = _numbered(self._files.name_of(group), group)
             for each in rows:
                 masks = self._split.masks(each)
                 for part, of_part in counts.items():
@@ -219,6 +218,13 @@ class ParquetDataset:
             None if self.schema.label is None else none,
             none if self.schema.has_weights else None,
         )
+
+
+def _numbered(name: str, group: RowGroup) -> Iterator[RawRows]:
+    """Yields the rows of a group without columns, in blocks, because their number is not trusted."""
+    for begin in range(0, group.num_rows, BLOCK_ROWS):
+        count = min(BLOCK_ROWS, group.num_rows - begin)
+        yield RawRows(name, group.first_row + begin, group.position + begin, count)
 
 
 def _part(taker: BlockReader, share: Share, begin: int, end: int) -> list[Piece]:

@@ -23,6 +23,8 @@ Rows = npt.NDArray[np.int64]
 _NO_ROWS = np.empty(0, np.int64)
 _BUFFER_BYTES = 1 << 18
 """Number of bytes that are read from a local file at a time, per column."""
+_MAX_GROUP_ROWS = 1 << 28
+"""Maximum number of rows of a row group. The footer of a damaged file may contain any number."""
 
 
 class ParquetRows:
@@ -46,25 +48,39 @@ class ParquetRows:
         position = 0
         for number, file in enumerate(files):
             with translate_parquet_errors(file), _opened(file) as opened:
-                footer, schema = opened.metadata, opened.schema_arrow
-            found = self._find_columns(file, schema, columns)
-            self._columns.append(found)
-            self._footers.append(footer)
-            stored = [each for each in found.values() if isinstance(each, str)]
-            self._dictionaries.append(_dictionary_columns(footer, schema, stored))
-            begin = 0
-            for group in range(footer.num_row_groups):
-                end = begin + footer.row_group(group).num_rows
-                count = end - begin - len(_between(file.deleted, begin, end))
-                if count:
-                    self.groups.append(RowGroup(number, group, begin + 1, position, count))
-                begin = end
-                position += count
+                position = self._add_file(number, file, opened, columns, position)
         self.num_rows = position
         if not position:
             raise DataError(
                 f"found no row in {len(files)} files, the first is {files[0].name}; choose other files"
             )
+
+    def _add_file(
+        self, number: int, file: TableFile, opened: Any, columns: Sequence[str], position: int
+    ) -> int:
+        """Adds the row groups of a file, whose first row has this position; returns the next position."""
+        footer, schema = opened.metadata, opened.schema_arrow
+        found = self._find_columns(file, schema, columns)
+        self._columns.append(found)
+        self._footers.append(footer)
+        stored = [each for each in found.values() if isinstance(each, str)]
+        self._dictionaries.append(_dictionary_columns(file, opened, stored))
+        begin = 0
+        for group in range(footer.num_row_groups):
+            num_rows = footer.row_group(group).num_rows
+            if not 0 <= num_rows <= _MAX_GROUP_ROWS:
+                raise DataError(
+                    f"{file.name}: row group {group} contains {num_rows:,} rows according to the footer, "
+                    f"expected 0 to {_MAX_GROUP_ROWS:,}; write the file again, with smaller row groups",
+                    path=file.name,
+                )
+            end = begin + num_rows
+            count = num_rows - len(_between(file.deleted, begin, end))
+            if count:
+                self.groups.append(RowGroup(number, group, begin + 1, position, count))
+            begin = end
+            position += count
+        return position
 
     @property
     def file_rows(self) -> list[int]:
@@ -184,22 +200,31 @@ def _repeated(value: Any, count: int) -> Any:
     return pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array([value], value.type))
 
 
-def _dictionary_columns(footer: Any, schema: Any, columns: Sequence[str]) -> list[str]:
+def _dictionary_columns(file: TableFile, opened: Any, columns: Sequence[str]) -> list[str]:
     """Returns the string columns that are dictionary-encoded, according to the first row group."""
+    footer, schema = opened.metadata, opened.schema_arrow
     if not footer.num_row_groups:
         return []
+    paths = ((at, footer.schema.column(at).path) for at in range(footer.num_columns))
+    texts = {
+        at: name for at, name in paths if name in columns and _is_text(schema.field(name).type)
+    }
+    if texts and file.is_local:
+        # Arrow raises an error for damaged metadata of a column if it reads a row, but otherwise ends
+        # the process. Remote files are not checked, because Arrow would read their whole row group.
+        rows = opened.iter_batches(batch_size=1, row_groups=[0], columns=list(texts.values()))
+        next(rows, None)
     group = footer.row_group(0)
-    found = []
-    for at in range(group.num_columns):
-        column = group.column(at)
-        name = column.path_in_schema
-        if name not in columns or not column.has_dictionary_page:
-            continue
-        kind = schema.field(name).type
-        # A writer switches to plain pages when a dictionary becomes too large.
-        if (types.is_string(kind) or types.is_string_view(kind)) and _is_all_indices(column):
-            found.append(name)
-    return found
+    # A writer switches to plain pages when a dictionary becomes too large.
+    return [
+        name
+        for at, name in texts.items()
+        if group.column(at).has_dictionary_page and _is_all_indices(group.column(at))
+    ]
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(types.is_string(kind) or types.is_string_view(kind))
 
 
 def _is_all_indices(column: Any) -> bool:
@@ -216,7 +241,7 @@ def _opened(file: TableFile, **options: Any) -> Any:
 def translate_parquet_errors(file: TableFile) -> Iterator[None]:
     try:
         yield
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"reading {file.name} as Parquet failed: {error}; check that the file is complete",
             path=file.name,
