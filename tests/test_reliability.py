@@ -49,6 +49,8 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("stream_crashes", 4),
         pytest.param("stream_crashes", 300, marks=pytest.mark.long),
         pytest.param("stream_kills", 12, marks=pytest.mark.long),
+        # Its restarts take minutes if other tests use the processors.
+        pytest.param("elastic_training", 1, marks=[pytest.mark.alone, pytest.mark.long]),
         # It measures the latency of replies. Tests of sparring-serve also kill and stop replicas.
         pytest.param("serving_faults", 6, marks=[pytest.mark.alone, pytest.mark.long]),
     ],
@@ -142,3 +144,26 @@ def test_the_simulation_finds_a_broken_replica(program: Any, method: str, broken
     crashes = importlib.import_module("reliability.follower_crashes")
     replica = type("Broken", (crashes.Replica,), {method: broken})
     assert any(crashes.run_trial(seed, replica).failures for seed in range(400))
+
+
+def _attempt(first: int, last: int, *saved: int) -> list[dict[str, Any]]:
+    steps = [{"event": "step", "step": each} for each in range(first, last + 1)]
+    return [*steps, *({"event": "saved", "step": each} for each in saved)]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "message"),
+    [
+        ([_attempt(1, 60, 50), _attempt(51, 70)], ""),
+        ([_attempt(1, 60, 50), _attempt(62, 70)], "step 61 was lost"),
+        ([_attempt(1, 60, 50), _attempt(50, 70)], "made step 50 again, 50 was saved"),
+        ([_attempt(1, 60) + _attempt(62, 70)], "steps are missing or repeated"),
+    ],
+    ids=["none", "lost", "counted twice", "gap"],
+)
+def test_lost_and_repeated_steps_of_restarted_ranks_are_found(
+    program: Any, attempts: list[list[dict[str, Any]]], message: str
+) -> None:
+    check = importlib.import_module("reliability.elastic_training")._check_steps
+    found = check(attempts)
+    assert (message in found[0]) if message else not found
