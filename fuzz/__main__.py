@@ -182,7 +182,7 @@ def _statistic(text: str, name: str) -> int:
 
 
 def _write_statistics(results: Mapping[str, Any]) -> None:
-    """Adds the results to the file, which keeps those of targets that other calls have run."""
+    """Adds the results to the file, which keeps the results of other targets."""
     before = json.loads(_STATISTICS.read_text()) if _STATISTICS.exists() else {}
     written = _STATISTICS.with_suffix(".new")
     written.write_text(json.dumps({**before, **results}, indent=1, sort_keys=True) + "\n")

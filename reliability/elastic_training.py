@@ -3,7 +3,7 @@
 Each node of the job is an agent of torchrun on this machine with one rank of `sparring train --resume`. A
 trial kills a rank, adds a node, kills this node, ends a node with SIGTERM, and adds it again, each after
 some steps. Finally all nodes receive SIGTERM. The steps of all attempts must follow each other from the
-newest snapshot, and the rows of the last snapshot must be those of one process without faults.
+newest snapshot, and the rows of the last snapshot must equal a run of one process without faults.
 
 The same kills happen to ranks that import nothing, which shows what torchrun itself needs. The phases of
 each event are printed as JSON.
@@ -391,7 +391,7 @@ def _compare_rows(folder: Path, failures: list[str]) -> dict[str, Any]:
     difference, of_a_step = (_difference(found, runs[each]) for each in (steps, steps - 1))
     if difference is None or (of_a_step is not None and difference > of_a_step / 20):
         failures.append(
-            f"rows after step {steps} differ from those of one process by {difference}; a lost step "
+            f"rows after step {steps} differ from one process by {difference}; a lost step "
             f"changes them by {of_a_step}"
         )
     return {"steps": steps, "rows": len(found), "difference": difference, "of_a_step": of_a_step}
