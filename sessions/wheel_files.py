@@ -93,9 +93,14 @@ def choose_wheels(folder: Path, wanted: str, version: str) -> list[str]:
             chosen = _EXTRA.search(line)
             if line.startswith("sparring") and (chosen is None or chosen[1] in extras[name]):
                 waiting.append(line)
+    # With only `wheel[extra]`, old releases of pip search the index for the same package without the extra.
     return [
-        f"{wheel}[{','.join(sorted(extras[name]))}]" if extras[name] else str(wheel)
+        argument
         for name, wheel in wheels.items()
+        for argument in (
+            str(wheel),
+            *([f"{wheel}[{','.join(sorted(extras[name]))}]"] if extras[name] else []),
+        )
     ]
 
 
