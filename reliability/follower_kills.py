@@ -198,7 +198,7 @@ def run(trials: int) -> Report:
 
 
 def _fault(service: _Service, kind: str, draw: random.Random) -> float | None:
-    """Returns the seconds from the fault to the next acknowledged push, if a leader failed."""
+    """Returns the seconds from the kill of a leader to the next acknowledged push."""
     what, _, whom = kind.partition(" ")
     if whom == "client":
         victim = draw.randrange(2)
@@ -220,7 +220,7 @@ def _fault(service: _Service, kind: str, draw: random.Random) -> float | None:
         time.sleep(_LEASE_SECONDS * draw.choice([0.3, 1.5, 3.0]))
         process.send_signal(signal.SIGCONT)
     service.await_push()
-    return time.monotonic() - begin if whom == "leader" else None
+    return time.monotonic() - begin if kind == "kill leader" else None
 
 
 def _end(service: _Service, seen: Counter[str]) -> list[str]:
