@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -91,7 +92,7 @@ def measure(scale: Scale) -> list[Figure]:
         redis = closing.enter_context(RedisServer())
         shards = [closing.enter_context(_shard(folder, each, redis.url)) for each in (1, 2)]
         for shard in shards:
-            _await(lambda shard=shard: shard.push(ids[0], gradients))
+            _await(partial(shard.push, ids[0], gradients))
             for begin in range(0, len(keys), batch):
                 shard.push(keys[begin : begin + batch], gradients)
         spent = [0.0, 0.0]

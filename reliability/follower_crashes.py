@@ -21,6 +21,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from reliability.report import Report
@@ -52,6 +53,7 @@ class _Log:
         self._world = world
         self.base = ("", 0)
         self.epoch = 0
+        self.loading: ReplicateRequest | None = None
         self.records: list[Record] = []
         self.pushes: list[bytes] = []
         """Tokens of all applied pushes, including those in the snapshot."""
@@ -71,13 +73,13 @@ class _Log:
             self._world.may_crash()
             self.records.append(each)
             if each.kind == _PUSH:
-                self.pushes.append(each.payload)
+                self.pushes.append(bytes(each.payload))
 
     def begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def drop_before(self, position: int) -> None:
-        url = self.records[position - self.base[1] - 1].payload.decode()
+        url = bytes(self.records[position - self.base[1] - 1].payload).decode()
         self.records = self.records[position - self.base[1] :]
         self.base = (url, position)
 
@@ -108,7 +110,8 @@ class _World:
 
     def __init__(self, seed: int, replica: type[Replica] = Replica) -> None:
         self.draw = draw = random.Random(seed)
-        self.now, self._events, self._number = 0.0, [], 0
+        self.now, self._number = 0.0, 0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
         self.store = MemoryStore(lambda: self.now)
         self.snapshots: dict[str, list[bytes]] = {"": []}
         self.failures: list[str] = []
@@ -185,7 +188,8 @@ class _World:
         )
         self.at(self.draw.uniform(0, 0.1), lambda: self.tick(process), process)
         for each in others:
-            self.at(0.0, lambda each=each: self.replicate(process, self.processes[each]), process)
+            follower = self.processes[each]
+            self.at(0.0, partial(self.replicate, process, follower), process)
 
     def crash(self, process: _Process) -> None:
         if process.replica is None:
@@ -277,7 +281,7 @@ class _World:
         replica = follower.replica
         assert replica is not None
         request = replica.resetting
-        if request is None or getattr(follower.log, "loading", None) is request:
+        if request is None or follower.log.loading is request:
             return
         follower.log.loading = request
         follower.log.reset(("", 0), 0)

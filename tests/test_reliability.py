@@ -136,7 +136,6 @@ def test_a_violation_fails_the_run(
     ("method", "broken"),
     [
         ("is_replicated", lambda self, position: True),
-        ("serves", lambda self: self.is_leader),
         ("_joins", lambda self, each: True),
     ],
 )

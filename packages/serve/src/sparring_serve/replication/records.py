@@ -7,6 +7,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from sparring_serve.wire.fields import Buffer
+
 __all__ = [
     "LogPosition",
     "LostLogError",
@@ -91,7 +93,7 @@ class Record:
     """
 
     kind: int
-    payload: bytes
+    payload: Buffer
 
 
 class LostLogError(Exception):
