@@ -21,7 +21,7 @@ from unittest import mock
 from sparring_redis.testing.proxy import Fault, FaultProxy
 from sparring_redis.testing.server import RedisServer, free_port, redis_server_missing
 
-__all__ = ["Broker", "brokers"]
+__all__ = ["Broker", "brokers", "nats_program"]
 
 _START_SECONDS = 60.0
 
@@ -71,7 +71,7 @@ def brokers() -> tuple[list[tuple[str, Callable[[], AbstractContextManager[Broke
 
 def _exists(module: str) -> bool:
     if module == "nats_server":
-        return _nats_program() is not None
+        return nats_program() is not None
     return importlib.util.find_spec(module) is not None
 
 
@@ -232,7 +232,7 @@ class _Nats(_BehindProxy):
 
 @contextmanager
 def _nats() -> Iterator[Broker]:
-    program = _nats_program()
+    program = nats_program()
     assert program is not None
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="sparring-nats-") as folder, FaultProxy(port) as proxy:
@@ -243,7 +243,7 @@ def _nats() -> Iterator[Broker]:
             broker.kill()
 
 
-def _nats_program() -> str | None:
+def nats_program() -> str | None:
     """Returns the path of the program, which pip installs next to Python."""
     folders = f"{os.environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"
     return shutil.which("nats-server", path=folders)

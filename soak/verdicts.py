@@ -1,0 +1,103 @@
+"""Judges samples of memory, descriptors and threads."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from soak.processes import Sample
+
+__all__ = ["MAX_SLOPE", "Resources", "judge_resources"]
+
+MAX_SLOPE = 0.001
+"""Maximum growth of memory per 1,000 steps, as a share of the memory."""
+WARM_UP_SECONDS = 60.0
+MIN_STEPS = 500
+"""Number of steps of a life, after the warm-up, from which its slope is measured."""
+_MAX_POINTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Resources of all lives of a process.
+
+    Args:
+        num_lives: number of its starts that were sampled.
+        num_steps: number of steps in lives that are long enough to be judged.
+        slope: growth of the memory per 1,000 steps as a share of the memory; None if no life is long
+            enough.
+        largest_bytes: largest memory.
+        descriptors: medians of the first and the last third of the longest life, after the warm-up.
+        threads: the same for threads.
+    """
+
+    num_lives: int
+    num_steps: int
+    slope: float | None
+    largest_bytes: int
+    descriptors: tuple[int, int] | None
+    threads: tuple[int, int] | None
+
+    @property
+    def problems(self) -> list[str]:
+        """Violated promises."""
+        found = []
+        if self.slope is not None and self.slope > MAX_SLOPE:
+            found.append(
+                f"memory grows by {self.slope:.2%} per 1,000 steps, expected {MAX_SLOPE:.1%}"
+            )
+        for name in ("descriptors", "threads"):
+            counts = getattr(self, name)
+            if counts is not None and counts[1] > counts[0]:
+                found.append(f"{name} increase from {counts[0]} to {counts[1]}")
+        return found
+
+
+def judge_resources(samples: Sequence[Sample]) -> Mapping[str, Resources]:
+    """Returns the resources of each process, by name.
+
+    The slope is the median of the slopes between samples of the same life (Theil and Sen), which a few
+    samples during a fault do not change.
+    """
+    lives: dict[str, dict[int, list[Sample]]] = defaultdict(lambda: defaultdict(list))
+    for each in samples:
+        lives[each.name][each.pid].append(each)
+    return {name: _judge(list(each.values())) for name, each in sorted(lives.items())}
+
+
+def _judge(lives: Sequence[Sequence[Sample]]) -> Resources:
+    warm = [
+        [each for each in life if each.seconds >= life[0].seconds + WARM_UP_SECONDS]
+        for life in lives
+    ]
+    long = [life for life in warm if life and life[-1].steps - life[0].steps >= MIN_STEPS]
+    counts: list[tuple[int, int] | None] = [None, None]
+    if long:
+        longest = max(long, key=lambda life: life[-1].steps - life[0].steps)
+        third = max(1, len(longest) // 3)
+        for at, name in enumerate(("descriptors", "threads")):
+            values = [getattr(each, name) for each in longest]
+            counts[at] = int(np.median(values[:third])), int(np.median(values[-third:]))
+    slopes = [each for life in long for each in _slopes(life)]
+    return Resources(
+        len(lives),
+        sum(life[-1].steps - life[0].steps for life in long),
+        float(np.median(slopes)) if slopes else None,
+        max(each.anonymous_bytes for life in lives for each in life),
+        *counts,
+    )
+
+
+def _slopes(life: Sequence[Sample]) -> list[float]:
+    """Returns the slopes between samples that are at least a quarter of the life apart."""
+    some = life[:: max(1, len(life) // _MAX_POINTS)]
+    steps = np.array([each.steps for each in some], np.float64)
+    memory = np.array([each.anonymous_bytes for each in some], np.float64)
+    distance = steps[None, :] - steps[:, None]
+    growth = memory[None, :] - memory[:, None]
+    far = distance >= (steps[-1] - steps[0]) / 4
+    slopes = growth[far] / distance[far] * 1000 / np.median(memory)
+    return [float(each) for each in slopes]
