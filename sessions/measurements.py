@@ -8,6 +8,7 @@ from pathlib import Path
 import nox
 from sessions.environments import (
     FAMILY,
+    NATS_SERVER,
     PACKAGES,
     ROOT,
     TENSORFLOW,
@@ -21,6 +22,7 @@ from sessions.environments import (
     install_build_tools,
     install_family,
     install_local,
+    install_optional_packages,
     install_programs,
     system_packages,
 )
@@ -137,6 +139,22 @@ def reliability(session: nox.Session) -> None:
     install_programs(session)
     session.install("pytest", silent=True)
     session.run("python", "-m", "reliability", *session.posargs, env={"PYTHONPATH": str(ROOT)})
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Runs training, serving and a parameter service under a fault per minute; ``-- --hours 0.5``.
+
+    Requires redis-server, a C compiler, and root or permission to create namespaces. Writes a page with a
+    timeline to `reports/soak`; ``--seed N`` chooses the order of the faults.
+    """
+    session.install(TORCH, NATS_SERVER, "nats-py", "matplotlib", "pytest", silent=True)
+    without = ("plan", "framework-tf", "framework-jax", "engine-ray", "engine-spark")
+    made = (each for each in FAMILY if each not in without and not each.startswith("collective"))
+    install_family(session, *system_packages(session, *made))
+    install_optional_packages(session)
+    install_programs(session)
+    session.run("python", "-m", "soak", *session.posargs, env={"PYTHONPATH": str(ROOT)})
 
 
 @nox.session

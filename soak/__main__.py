@@ -86,7 +86,7 @@ def _run(plan: Plan, output: Path, work: Path) -> Result:
     result = Result(asdict(plan))
     counts: Counter[str] = Counter()
     with World(plan, output, work) as world:
-        begin = time.monotonic()
+        begin = world.begin
         print(f"started, {plan.num_steps} steps", flush=True)
         watch = _Watch(world, result, begin)
         try:
@@ -121,7 +121,7 @@ def _inject(world: World, result: Result, begin: float) -> None:
     plan, draw = world.plan, random.Random(world.plan.seed + 1)
     kinds = order(plan.seed, plan.kinds)
     last = begin + plan.seconds - _LAST_FAULT_SECONDS
-    due = begin + plan.fault_seconds / 2
+    due = time.monotonic() + plan.fault_seconds / 2
     while not world.feed.has_ended:
         if plan.fault_seconds and due <= time.monotonic() <= last:
             fault = FaultRecord(time.monotonic() - begin, next(kinds))

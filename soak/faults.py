@@ -121,9 +121,7 @@ def _damage_file(world: World, draw: random.Random) -> str:
     # A new file: pages that a process has mapped after verifying them stay as they are.
     damaged = world.hidden / "damaged"
     damaged.write_bytes(content)
-    target = world.disk / "damaged"
-    target.write_bytes(content)
-    target.rename(largest)
+    damaged.rename(largest)
     if is_served:
         process = draw.choice(world.servers)
         process.kill()

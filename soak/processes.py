@@ -26,7 +26,10 @@ class Control:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._paths = {None: path, **{n: Path(f"{path}.{n}") for n in range(NUM_RANKS)}}
+        self._paths: dict[int | None, Path] = {
+            None: path,
+            **{n: Path(f"{path}.{n}") for n in range(NUM_RANKS)},
+        }
         self._values = {each: [0, 0] for each in self._paths}
         for each in self._paths.values():
             each.write_bytes(bytes(16))
@@ -110,6 +113,10 @@ class Process:
                 os.kill(pid, signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
+
+    def is_ready(self) -> bool:
+        """Whether a server has written that it is ready."""
+        return "ready on" in self.log.read_text()
 
     def log_tail(self) -> str:
         """Returns the end of its log."""

@@ -126,14 +126,14 @@ def _lines(result: Result) -> list[str]:
         "| process | starts | largest memory | growth per 1,000 steps | steps | descriptors | threads |",
     ]
     lines += ["|---|---|---|---|---|---|---|"]
-    for name, each in result.resources.items():
-        slope = "" if each.slope is None else f"{each.slope:+.3%}"
+    for name, found in result.resources.items():
+        slope = "" if found.slope is None else f"{found.slope:+.3%}"
         pairs = [
             "" if pair is None else f"{pair[0]} → {pair[1]}"
-            for pair in (each.descriptors, each.threads)
+            for pair in (found.descriptors, found.threads)
         ]
-        memory = f"{each.largest_bytes / 2**20:.0f} MiB"
-        cells = [name, str(each.num_lives), memory, slope, f"{each.num_steps:,}", *pairs]
+        memory = f"{found.largest_bytes / 2**20:.0f} MiB"
+        cells = [name, str(found.num_lives), memory, slope, f"{found.num_steps:,}", *pairs]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -156,7 +156,8 @@ def _draw(result: Result, path: Path) -> None:
         x = [each.seconds for each in samples]
         memory.plot(x, [each.anonymous_bytes / 2**20 for each in samples], label=name, linewidth=1)
     memory.set_ylabel("anonymous memory, MiB")
-    memory.legend(fontsize=6, ncols=2, loc="upper left", bbox_to_anchor=(1, 1))
+    if lives:
+        memory.legend(fontsize=6, ncols=2, loc="upper left", bbox_to_anchor=(1, 1))
     if len(result.progress) > 10:
         times, trained, served = (
             np.array(each, np.float64) for each in zip(*result.progress, strict=True)
@@ -169,11 +170,11 @@ def _draw(result: Result, path: Path) -> None:
     stale.set_ylabel("served version is behind the training, s of events")
     stale.set_xlabel("seconds")
     for axes in (memory, rate, stale):
-        for each in result.faults:
-            axes.axvline(each.seconds, color="tab:red", linewidth=0.5)
-    for each in result.faults:
+        for fault in result.faults:
+            axes.axvline(fault.seconds, color="tab:red", linewidth=0.5)
+    for fault in result.faults:
         stale.annotate(
-            each.kind, (each.seconds, 0), xytext=(0, -28), textcoords="offset points",
+            fault.kind, (fault.seconds, 0), xytext=(0, -28), textcoords="offset points",
             rotation=60, fontsize=6, ha="right", va="top", xycoords=("data", "axes fraction"),
         )  # fmt: skip
     figure.savefig(path, dpi=110, bbox_inches="tight")

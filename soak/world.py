@@ -71,7 +71,7 @@ class World:
     def __init__(self, plan: Plan, output: Path, work: Path) -> None:
         self.plan, self.output, self._work = plan, output, work
         self.disk = work / "disk"
-        self.hidden = work / "hidden"
+        self.hidden = self.disk / "hidden"
         self.served, self.snapshots = self.disk / "served", self.disk / "snapshots"
         self.supervisor = Supervisor()
         self.by_name: dict[str, Process] = {}
@@ -90,10 +90,11 @@ class World:
         self._closing.close()
 
     def _start(self) -> None:
-        for each in (self.disk, self.hidden, self.output / "logs"):
-            each.mkdir(parents=True)
+        self.disk.mkdir()
+        (self.output / "logs").mkdir()
         command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(self.disk)]
         subprocess.run(command, check=True)
+        self.hidden.mkdir()
         source, self._shim = Path(__file__).with_name("shim.c"), self._work / "shim.so"
         compiler = ["cc", "-shared", "-fPIC", "-O2", str(source), "-o", str(self._shim), "-ldl"]
         subprocess.run(compiler, check=True)
@@ -110,6 +111,7 @@ class World:
         self.nats_proxy = self._closing.enter_context(FaultProxy(nats_port))
         rate = self.plan.steps_per_second
         url = f"nats://{_ADDRESS}:{nats_port}"
+        self.begin = time.monotonic()
         self.feed = Feed(url, self.plan.seed, self.plan.num_steps, rate)
         self._closing.callback(self.feed.close)
         self._write_configs()
@@ -132,8 +134,12 @@ class World:
         ]
         self.train_config = self._write("train.yaml", self._training())
         shards = [[f"{_ADDRESS}:{each.port}" for each in shard] for shard in self.server_proxies]
-        client = {"deadline_seconds": 3.0, "consistency": "one_version", "on_failure": "flag"}
-        serving = {
+        client: dict[str, Any] = {
+            "deadline_seconds": 3.0,
+            "consistency": "one_version",
+            "on_failure": "flag",
+        }
+        serving: dict[str, Any] = {
             "snapshots": str(self.served),
             "shards": shards,
             "server": {"poll_seconds": 0.5, "keep_versions": 4, "threads": 2},
@@ -246,7 +252,7 @@ class World:
             for shard, port in enumerate(self.parameter_ports)
         ]
         for each in self.parameter_servers:
-            self._await(each.name, lambda each=each: "ready on" in each.log.read_text())
+            self._await(each.name, each.is_ready)
         output = str(self.output / "pushes.jsonl")
         self.pusher = self._add_client("pushes", "pushes", self.parameters_config, output)
 
@@ -262,7 +268,7 @@ class World:
                 name = f"server {shard + 1}/2 replica {replica + 1}"
                 self.servers.append(self._add(name, [*words, *where, *options]))
         for each in self.servers:
-            self._await(each.name, lambda each=each: "ready on" in each.log.read_text())
+            self._await(each.name, each.is_ready)
         self.lookers = [
             self._add_client(
                 f"client {number}", "lookups", config, str(self.output / f"lookups-{number}.jsonl")

@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[1]
 MAX_MODULES = 20
 """Maximum number of modules in one directory, including `__init__`."""
 
-FOLDERS = ("benchmarks", "docs", "fuzz", "packages", "reliability", "sessions", "tests", "tools")
+FOLDERS = (
+    "benchmarks", "docs", "fuzz", "packages", "reliability", "sessions", "soak", "tests", "tools",
+)  # fmt: skip
 """Folders with Python files."""
 
 MAX_LINES = 800

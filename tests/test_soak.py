@@ -1,0 +1,85 @@
+"""Tests how the samples and the faults of a soak run are judged."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def soak(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a function that imports a module of the folder ``soak``."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    for name in [each for each in sys.modules if each.split(".")[0] in ("soak", "reliability")]:
+        monkeypatch.delitem(sys.modules, name)
+    return lambda name: importlib.import_module(f"soak.{name}")
+
+
+def _life(soak: Any, pid: int, growth: float, *, begin: int = 0, descriptors: int = 0) -> list[Any]:
+    """Returns the samples of ten minutes at 5 steps per second.
+
+    Args:
+        growth: growth of the memory per 1,000 steps, as a share of it.
+        descriptors: number of descriptors that the process opens in this time.
+    """
+    draw = np.random.default_rng(pid)
+    found = []
+    for second in range(600):
+        steps = begin + 5 * second
+        # Memory rises in the first minute, and in a fault that lasts for some seconds.
+        extra = min(second, 60) * 2**20 + (2**28 if 300 <= second < 320 else 0)
+        memory = 2**28 * (1 + growth * steps / 1000) + extra + draw.normal() * 2**16
+        opened = 20 + descriptors * second // 600
+        found.append(
+            soak("processes").Sample(begin + second, "rank 0", pid, steps, int(memory), opened, 9)
+        )
+    return found
+
+
+def test_growth_is_found_over_several_lives_despite_noise_and_restarts(soak: Any) -> None:
+    judge = soak("verdicts").judge_resources
+    constant = judge(_life(soak, 1, 0) + _life(soak, 2, 0, begin=3000))["rank 0"]
+    assert constant.problems == []
+    assert (constant.num_lives, constant.num_steps) == (2, 2 * 5 * 539)
+    assert constant.slope == pytest.approx(0, abs=1e-4)
+    leaking = judge(_life(soak, 1, 0.004) + _life(soak, 2, 0.004, begin=3000))["rank 0"]
+    assert leaking.slope == pytest.approx(0.004, rel=0.25)
+    assert [each.split(" by ")[0] for each in leaking.problems] == ["memory grows"]
+    assert judge(_life(soak, 1, 0.004)[:120])["rank 0"].slope is None
+
+
+def test_descriptors_that_accumulate_are_a_problem(soak: Any) -> None:
+    found = soak("verdicts").judge_resources(_life(soak, 1, 0, descriptors=12))["rank 0"]
+    assert found.problems == ["descriptors increase from 22 to 30"]
+
+
+def test_each_round_contains_each_fault_once_and_depends_on_the_seed(soak: Any) -> None:
+    faults = soak("faults")
+    rounds = [list(islice(faults.order(seed, ()), 20)) for seed in (1, 1, 2)]
+    for each in rounds:
+        assert sorted(each[:10]) == sorted(each[10:]) == sorted(faults.FAULTS)
+    assert rounds[0] == rounds[1] != rounds[2]
+
+
+def test_a_finding_names_the_fault_before_it(soak: Any, tmp_path: Path) -> None:
+    report = soak("report")
+    result = report.Result({"steps_per_second": 5.0})
+    result.faults = [report.FaultRecord(60, "kill", "rank 1"), report.FaultRecord(120, "stop")]
+    result.progress = [
+        (float(each), 5 * min(each, 60) if each < 90 else 5 * each, 0) for each in range(150)
+    ]
+    result.findings = [f"{result.fault_before(70)}: a process ended"]
+    page = report.write_report(result, tmp_path).read_text()
+    assert "10 s after kill (rank 1): a process ended" in page
+    assert "| 60 s | kill | rank 1 | 30.0 s | never |" in page
+    assert json.loads((tmp_path / "report.json").read_text())["findings"] == result.findings
+    assert (tmp_path / "timeline.png").stat().st_size > 1000
