@@ -14,6 +14,8 @@ import numpy as np
 from soak.processes import Sample
 from soak.verdicts import Resources
 
+_AFTER_SECONDS = 30.0
+
 __all__ = ["FaultRecord", "Result", "write_report"]
 
 
@@ -69,13 +71,17 @@ class Result:
         )
 
     def pause_seconds(self, fault: FaultRecord, at: int) -> float | None:
-        """Returns the time from a fault to the first step that nobody had trained (1) or served (2)
-        before; None if there was none."""
-        highest = max((each[at] for each in self.progress if each[0] <= fault.seconds), default=0)
+        """Returns the longest time without a step that had not been trained (1) or served (2) before,
+        from a fault until 30 s after its end; None if there was no such step."""
+        last, highest = 0.0, -1
+        longest: float | None = None
         for each in self.progress:
-            if each[0] > fault.seconds and each[at] > highest:
-                return each[0] - fault.seconds
-        return None
+            if each[at] <= highest:
+                continue
+            if each[0] >= fault.seconds and last <= fault.end_seconds + _AFTER_SECONDS:
+                longest = max(longest or 0.0, each[0] - max(last, fault.seconds - 1))
+            last, highest = each[0], each[at]
+        return longest
 
 
 def write_report(result: Result, output: Path) -> Path:
@@ -114,7 +120,7 @@ def _lines(result: Result) -> list[str]:
     lines += ["", *(f"- {each}" for each in result.findings), "", "![Timeline](timeline.png)", ""]
     lines += ["| compared | count |", "|---|---|"]
     lines += [f"| {what} | {count:,} |" for what, count in sorted(result.counts.items())]
-    lines += ["", "| time | fault | detail | next step after | next served step after |"]
+    lines += ["", "| time | fault | detail | longest pause of training | of new versions |"]
     lines += ["|---|---|---|---|---|"]
     for each in result.faults:
         pauses = [_seconds(result.pause_seconds(each, at)) for at in (1, 2)]

@@ -14,7 +14,10 @@ __all__ = ["MAX_SLOPE", "Resources", "judge_resources"]
 
 MAX_SLOPE = 0.001
 """Maximum growth of memory per 1,000 steps, as a share of the memory."""
-WARM_UP_SECONDS = 60.0
+WARM_UP_STEPS = 1_000
+"""Steps of a life that are not judged: caches fill, and most rows are touched for the first time."""
+MIN_GROWTH_BYTES = 1 << 16
+"""Growth per 1,000 steps that is not a problem; small processes grow by single pages."""
 MIN_STEPS = 500
 """Number of steps of a life, after the warm-up, from which its slope is measured."""
 _MAX_POINTS = 200
@@ -45,7 +48,8 @@ class Resources:
     def problems(self) -> list[str]:
         """Violated promises."""
         found = []
-        if self.slope is not None and self.slope > MAX_SLOPE:
+        growth_bytes = (self.slope or 0.0) * self.largest_bytes
+        if self.slope is not None and self.slope > MAX_SLOPE and growth_bytes > MIN_GROWTH_BYTES:
             found.append(
                 f"memory grows by {self.slope:.2%} per 1,000 steps, expected {MAX_SLOPE:.1%}"
             )
@@ -70,7 +74,7 @@ def judge_resources(samples: Sequence[Sample]) -> Mapping[str, Resources]:
 
 def _judge(lives: Sequence[Sequence[Sample]]) -> Resources:
     warm = [
-        [each for each in life if each.seconds >= life[0].seconds + WARM_UP_SECONDS]
+        [each for each in life if each.steps >= _first_steps(life) + WARM_UP_STEPS]
         for life in lives
     ]
     long = [life for life in warm if life and life[-1].steps - life[0].steps >= MIN_STEPS]
@@ -89,6 +93,11 @@ def _judge(lives: Sequence[Sequence[Sample]]) -> Resources:
         max(each.anonymous_bytes for life in lives for each in life),
         *counts,
     )
+
+
+def _first_steps(life: Sequence[Sample]) -> int:
+    """Returns the trained steps at the begin of a life; a rank that resumes first shows later steps."""
+    return min(each.steps for each in life[:30])
 
 
 def _slopes(life: Sequence[Sample]) -> list[float]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore
 
 from sparring import make_plugin_manager
 from sparring.contracts import Membership, ShardMap, validate_options
 from sparring.errors import DeadlineError, InvalidArgumentError
+from sparring_torch.distributed.attempts import agree_on_prefix
 
 _RANK = """
 import json, sys
@@ -87,6 +92,27 @@ def test_ranks_of_torchrun_meet_through_its_store(tmp_path: Path, num_nodes: int
         local_rank = rank if num_nodes == 1 else 0
         heard = [*b"hello \x00", 1 - rank]
         assert found == [2, local_rank, f"cuda:{local_rank}", heard, 3, "deadline"]
+
+
+def test_restarted_ranks_ignore_what_ended_ranks_left_in_the_store() -> None:
+    """torchrun's agent keeps the store, and counts the starts differently on each node."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def start(rank: int) -> bytes:
+        client = TCPStore("127.0.0.1", server.port, is_master=False)
+        time.sleep(0.05 * rank)  # Rank 0 first finds the numbers of the previous start.
+        store = agree_on_prefix(PrefixStore("job", client), rank, 3, 60.0)
+        if rank == 2:
+            assert not store.check(["address"]), "an address of an earlier start"
+            store.set("address", str(next(numbers)))
+        return bytes(store.get("address"))
+
+    numbers = itertools.count(1)
+    with ThreadPoolExecutor(3) as threads:
+        for number in (1, 2, 3):
+            assert [*threads.map(start, range(3))] == [str(number).encode()] * 3
+    with pytest.raises(dist.DistError):  # The other ranks do not start again.
+        agree_on_prefix(PrefixStore("job", server), 0, 3, 0.2)
 
 
 def open_torch(**options: Any) -> Any:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from sparring.contracts import Array, Collective, Failure, Membership, Work
 from sparring.errors import DeadlineError, InvalidArgumentError, UnsupportedError
+from sparring_torch.distributed.attempts import open_attempt
 from sparring_torch.distributed.device_collective import with_devices
 from sparring_torch.distributed.group_watch import GroupWatch
 from sparring_torch.distributed.group_works import Channel, GroupWork
@@ -67,13 +68,22 @@ def join_torch(
     return with_devices(host, membership, options.process_group)
 
 
+_LAUNCHER = "env://"
+"""The `init_method` of ranks that a launcher has started."""
+
+
 def _initialize(
     membership: Membership, options: TorchCollectiveOptions, timeout: timedelta
 ) -> None:
     try:
+        store = None
+        if options.init_method == _LAUNCHER:
+            # Gloo must not connect to addresses of the previous start.
+            store = open_attempt("group", membership, options.start_seconds)
         dist.init_process_group(
             options.process_group,
-            init_method=options.init_method,
+            store=store,
+            init_method=options.init_method if store is None else None,
             rank=membership.rank,
             world_size=membership.world_size,
             timeout=timeout,

@@ -6,11 +6,11 @@ import os
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.distributed_c10d import Store
 
 from sparring.contracts import EnvironmentOptions, Membership, Rendezvous, read_membership
 from sparring.errors import DeadlineError, InvalidArgumentError
+from sparring_torch.distributed.attempts import open_attempt
 from sparring_torch.distributed.options import TorchRendezvousOptions
 
 __all__ = ["TorchRendezvous"]
@@ -20,7 +20,7 @@ class TorchRendezvous(Rendezvous):
     """Reads torchrun's variables, and uses the TCPStore at MASTER_ADDR:MASTER_PORT.
 
     If torchrun's agent serves a store there, that one is used; otherwise rank 0 serves one.
-    ``torch.distributed.init_process_group`` uses the same store with other keys.
+    The collective uses the same store with other keys.
 
     Raises:
         DeadlineError: the store did not reply within `start_seconds`.
@@ -37,15 +37,13 @@ class TorchRendezvous(Rendezvous):
                 f"rendezvous 'torch': the variable {' and '.join(missing)} is missing; start the "
                 "ranks with torchrun, or choose rendezvous 'environment'"
             )
-        # A restarted job must not read values of the previous attempt.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = PrefixStore(f"sparring/{attempt}", self._open_store(options))
+        self._store = self._open_store(options)
 
     def _open_store(self, options: TorchRendezvousOptions) -> Store:
-        timeout = timedelta(seconds=options.start_seconds)
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         try:
-            store, _, _ = next(rendezvous("env://", timeout=timeout))
+            # A restarted job must not read values of the previous start.
+            return open_attempt("rendezvous", self._membership, options.start_seconds)
         except dist.DistError as error:
             raise DeadlineError(
                 f"rendezvous 'torch': no store replied at {place} within "
@@ -56,8 +54,6 @@ class TorchRendezvous(Rendezvous):
                 f"rendezvous 'torch': cannot use a store at {place}: {error}; start the ranks with "
                 "torchrun"
             ) from error
-        assert isinstance(store, Store)
-        return store
 
     def membership(self) -> Membership:
         return self._membership
