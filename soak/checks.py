@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -71,6 +72,10 @@ def check_rows(world: World, counts: Counter[str]) -> None:
         done = subprocess.run(
             [*torchrun, *replay], stdout=log, stderr=log, timeout=_REPLAY_SECONDS, check=False
         )
+    if done.returncode:  # The disk ends with the run.
+        for each in (world.snapshots, output):
+            if each.exists():
+                shutil.copytree(each, world.output / "different" / each.name)
     assert done.returncode == 0, f"the replay ended with {done.returncode}, see logs/replay.txt"
     expected = open_snapshot(list_snapshots(str(output))[-1])
     differences = [each for each in list_differences(expected, last) if each != "state origins"]
