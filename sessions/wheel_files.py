@@ -93,7 +93,7 @@ def choose_wheels(folder: Path, wanted: str, version: str) -> list[str]:
             chosen = _EXTRA.search(line)
             if line.startswith("sparring") and (chosen is None or chosen[1] in extras[name]):
                 waiting.append(line)
-    # With only `wheel[extra]`, old releases of pip search the index for the same package without the extra.
+    # With only `wheel[extra]`, old releases of pip search the index for the package without the extra.
     return [
         argument
         for name, wheel in wheels.items()
