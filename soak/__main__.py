@@ -18,15 +18,15 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from soak.checks import read_lines, run_checks
-from soak.faults import FAULTS, order
+from soak.faults import FAULTS, NoEffectError, order
 from soak.processes import sample
 from soak.report import FaultRecord, Result, write_report
-from soak.verdicts import judge_resources
+from soak.verdicts import MIN_STEPS, WARM_UP_STEPS, Resources, judge_resources
 from soak.world import Plan, World
 
 _INSIDE = "SOAK_INSIDE"
@@ -35,6 +35,10 @@ _LAST_FAULT_SECONDS = 45.0
 """Time before the last events arrive in which no fault begins."""
 _END_SECONDS = 600.0
 """Time after the last event in which the training must end."""
+_ATTEMPTS, _ATTEMPT_SECONDS = 4, 5.0
+"""Attempts of a fault that has no effect, and the time between them."""
+_JUDGED_STEPS = 4 * (WARM_UP_STEPS + MIN_STEPS)
+"""Steps of a run from which a life of each process must be long enough to be judged."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -111,6 +115,7 @@ def _run(plan: Plan, output: Path, work: Path) -> Result:
         counts["starts of all ranks"] = world.trainer.log.read_text().count("Resumed") + 1
     result.counts = dict(counts)
     result.resources = judge_resources(result.samples)
+    result.findings += _not_judged(result.resources, plan.num_steps)
     for name, each in result.resources.items():
         result.findings += [f"{name}: {problem}" for problem in each.problems]
     return result
@@ -126,11 +131,37 @@ def _inject(world: World, result: Result, begin: float) -> None:
         if plan.fault_seconds and due <= time.monotonic() <= last:
             fault = FaultRecord(time.monotonic() - begin, next(kinds))
             result.faults.append(fault)
-            fault.detail = FAULTS[fault.kind](world, draw)
+            fault.detail = _attempt(fault.kind, world, draw)
+            if not fault.detail:
+                fault.detail = "no effect"
+                result.findings.append(f"the fault {fault.kind} had no effect in {_ATTEMPTS} attempts")
             fault.end_seconds = time.monotonic() - begin
             print(f"{fault.seconds:.0f} s: {fault.kind}, {fault.detail}", flush=True)
             due = max(due + plan.fault_seconds, time.monotonic() + 5)
         time.sleep(0.2)
+
+
+def _attempt(kind: str, world: World, draw: random.Random) -> str:
+    """Returns what a fault did; empty if it had no effect, for example because files were removed."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return FAULTS[kind](world, draw)
+        except (NoEffectError, OSError) as error:
+            print(f"{kind}: {error}", flush=True)
+            time.sleep(_ATTEMPT_SECONDS)
+    return ""
+
+
+def _not_judged(resources: Mapping[str, Resources], num_steps: int) -> list[str]:
+    """Returns a line for each process whose memory was not judged in a run that is long enough."""
+    if num_steps < _JUDGED_STEPS:
+        return []
+    lasting = ("rank ", "server ", "parameters ", "client ", "pushes")
+    return [
+        f"{name}: no life was long enough to judge its memory"
+        for name, each in resources.items()
+        if name.startswith(lasting) and "," not in name and each.slope is None
+    ]
 
 
 def _await_last_version(world: World, output: Path) -> None:

@@ -117,8 +117,13 @@ def check_pushes(world: World, counts: Counter[str]) -> None:
         most[keys] += 1
         if number not in unknown:
             least[keys] += 1
-    counts["pushes acknowledged"] = lines[-1]["pushes"] - len(unknown)
+    acknowledged = lines[-1]["pushes"] - len(unknown)
+    counts["pushes acknowledged"] = acknowledged
     counts["pushes with an error"] = len(unknown)
+    # Each fault ends long before the deadline of a push.
+    assert acknowledged > 99 * len(unknown), (
+        f"{len(unknown)} of {lines[-1]['pushes']} pushes raised an error"
+    )
     with ParameterClient.from_config(world.parameters_config) as client:
         keys = np.arange(NUM_PUSHED)
         rows = client.pull({"item": keys}, deadline_seconds=_PULL_SECONDS).rows["item"]

@@ -86,6 +86,7 @@ def _look_up(config: str, output: TextIO, ended: threading.Event) -> None:
                 output.write(json.dumps({**line, "age": age, "slowest": slowest}) + "\n")
                 counts.clear()
                 slowest, second = 0.0, int(time.time())
+        output.write(json.dumps({"time": time.time(), "counts": counts}) + "\n")
 
 
 def _push(config: str, output: TextIO, ended: threading.Event) -> None:

@@ -15,7 +15,7 @@ from soak.processes import NUM_RANKS, Process
 from soak.world import World, free_bytes
 from sparring_redis.testing.proxy import Fault, FaultProxy
 
-__all__ = ["FAULTS", "order"]
+__all__ = ["FAULTS", "NoEffectError", "order"]
 
 _STOP_SECONDS = 5.0
 _DISK_SECONDS = 5.0
@@ -24,6 +24,10 @@ _SLOW_DELAY_SECONDS = 0.02
 _CLOCK_SECONDS = 20.0
 _SILENT_SECONDS = 15.0
 _NUM_SILENT = 60
+
+
+class NoEffectError(Exception):
+    """A fault found nothing that it could harm at this moment."""
 
 
 def order(seed: int, kinds: tuple[str, ...]) -> Iterator[str]:
@@ -51,10 +55,9 @@ def _kill(world: World, draw: random.Random) -> str:
 def _kill_rank(world: World, draw: random.Random, name: str) -> str:
     found = {each: pid for each, pid in world.ranks().items() if each.startswith(name)}
     if not found:
-        return f"no {name} was running"
+        raise NoEffectError(f"no {name} was running")
     chosen = draw.choice(sorted(found))
-    with suppress(ProcessLookupError):
-        os.kill(found[chosen], signal.SIGKILL)
+    os.kill(found[chosen], signal.SIGKILL)
     return chosen
 
 
@@ -68,10 +71,9 @@ def _stop(world: World, draw: random.Random) -> str:
     else:
         process = draw.choice(others)
         name, pid = process.name, process.pid
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(_STOP_SECONDS)
-        os.kill(pid, signal.SIGCONT)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(_STOP_SECONDS)
+    os.kill(pid, signal.SIGCONT)
     return f"{name}, {_STOP_SECONDS:g} s"
 
 
@@ -101,7 +103,7 @@ def _lose_delta(world: World, _: random.Random) -> str:
     """The newest published version disappears."""
     versions = _folders(world.served)
     if not versions:
-        return "there was no version"
+        raise NoEffectError("there was no version")
     newest = versions[-1]
     newest.rename(world.hidden / f"{time.monotonic_ns()}-{newest.name}")
     return newest.name
@@ -112,8 +114,10 @@ def _damage_file(world: World, draw: random.Random) -> str:
     is_served = draw.random() < 0.5
     folders = _folders(world.served if is_served else world.snapshots)
     if not folders:
-        return "there was nothing to damage"
+        raise NoEffectError("there was nothing to damage")
     files = sorted(each for each in folders[-1].rglob("*") if each.is_file())
+    if not files:
+        raise NoEffectError(f"{folders[-1].name} was removed")
     largest = max(files, key=lambda each: each.stat().st_size)
     content = bytearray(largest.read_bytes())
     at = draw.randrange(len(content))
@@ -174,12 +178,16 @@ def _drop_connections(world: World, draw: random.Random) -> str:
 def _stay_silent(world: World, _: random.Random) -> str:
     """Clients connect, and send nothing, or read nothing."""
     ports = [port for shard in world.server_ports for port in shard] + world.parameter_ports
+    num_connected = 0
     with ExitStack() as closing:
         for number in range(_NUM_SILENT):
             with suppress(OSError):
                 closing.enter_context(_connect(ports[number % len(ports)], number // 6 % 3))
+                num_connected += 1
+        if not num_connected:
+            raise NoEffectError("no server accepted a connection")
         time.sleep(_SILENT_SECONDS)
-    return f"{_NUM_SILENT} connections for {_SILENT_SECONDS:g} s"
+    return f"{num_connected} connections for {_SILENT_SECONDS:g} s"
 
 
 def _connect(port: int, kind: int) -> socket.socket:

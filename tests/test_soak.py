@@ -62,6 +62,34 @@ def test_descriptors_that_accumulate_are_a_problem(soak: Any) -> None:
     assert found.problems == ["descriptors increase from 25 to 30"]
 
 
+def test_a_process_without_a_long_life_is_a_finding_of_a_long_run(soak: Any) -> None:
+    program = soak("__main__")
+    judge = soak("verdicts").judge_resources
+    short, long = judge(_life(soak, 1, 0)[:250]), judge(_life(soak, 1, 0))
+    assert program._not_judged(short, 9_000) == [
+        "rank 0: no life was long enough to judge its memory"
+    ]
+    assert program._not_judged(long, 9_000) == program._not_judged(short, 300) == []
+
+
+def test_a_fault_without_effect_is_attempted_again(
+    soak: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, faults = soak("__main__"), soak("faults")
+    monkeypatch.setattr(program, "_ATTEMPT_SECONDS", 0)
+    errors = [faults.NoEffectError("no rank was running"), FileNotFoundError()]
+
+    def fault(*_: Any) -> str:
+        if errors:
+            raise errors.pop()
+        return "rank 1"
+
+    monkeypatch.setitem(program.FAULTS, "kill", fault)
+    assert program._attempt("kill", None, None) == "rank 1"
+    errors += [OSError()] * 9
+    assert program._attempt("kill", None, None) == ""
+
+
 def test_each_round_contains_each_fault_once_and_depends_on_the_seed(soak: Any) -> None:
     faults = soak("faults")
     rounds = [list(islice(faults.order(seed, ()), 20)) for seed in (1, 1, 2)]
