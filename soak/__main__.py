@@ -134,7 +134,9 @@ def _inject(world: World, result: Result, begin: float) -> None:
             fault.detail = _attempt(fault.kind, world, draw)
             if not fault.detail:
                 fault.detail = "no effect"
-                result.findings.append(f"the fault {fault.kind} had no effect in {_ATTEMPTS} attempts")
+                result.findings.append(
+                    f"the fault {fault.kind} had no effect in {_ATTEMPTS} attempts"
+                )
             fault.end_seconds = time.monotonic() - begin
             print(f"{fault.seconds:.0f} s: {fault.kind}, {fault.detail}", flush=True)
             due = max(due + plan.fault_seconds, time.monotonic() + 5)

@@ -73,12 +73,13 @@ class Result:
     def pause_seconds(self, fault: FaultRecord, at: int) -> float | None:
         """Returns the longest time without a step that had not been trained (1) or served (2) before,
         from a fault until 30 s after its end; None if there was no such step."""
+        end = max(fault.seconds, fault.end_seconds) + _AFTER_SECONDS
         last, highest = 0.0, -1
         longest: float | None = None
         for each in self.progress:
             if each[at] <= highest:
                 continue
-            if each[0] >= fault.seconds and last <= fault.end_seconds + _AFTER_SECONDS:
+            if each[0] >= fault.seconds and last <= end:
                 longest = max(longest or 0.0, each[0] - max(last, fault.seconds - 1))
             last, highest = each[0], each[at]
         return longest
