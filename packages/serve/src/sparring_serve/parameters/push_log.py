@@ -11,7 +11,9 @@ The file is long because replay, writing and reading for followers share the sta
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -184,6 +186,7 @@ class PushLog:
         try:
             found = [self._read(path) for path in self._paths()]
             own = [each for each in found if each is not None]
+            _add_positions(own)
             self._number = max((_number(path) for path in self._paths()), default=0)
             begin = None
             if start is not None:
@@ -353,7 +356,7 @@ class PushLog:
             is_record: Whether followers begin a segment at this position, too.
         """
         self._number += 1
-        self.position += is_record
+        position = self.position + is_record
         path = self.folder / f"{self._stem}.{self._number:08d}.log"
         header = {
             "incarnation": self.incarnation,
@@ -363,17 +366,25 @@ class PushLog:
             "shard": self._shard,
             "num_shards": self._num_shards,
             "sync_milliseconds": 1000 * self._sync_seconds,
-            "position": self.position,
+            "position": position,
             "epoch": max(self.epoch, 0),
         }
+        payload = json.dumps(header).encode()
+        content = _MAGIC + _head(RecordKind.HEADER, payload) + payload
         try:
             opened = path.open("xb", buffering=0)
-            payload = json.dumps(header).encode()
-            opened.write(_MAGIC + _head(RecordKind.HEADER, payload) + payload)
-            os.fsync(opened.fileno())
-            _sync_folder(self.folder)
+            try:
+                if opened.write(content) < len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(opened.fileno())
+                _sync_folder(self.folder)
+            except OSError:
+                opened.close()
+                path.unlink(missing_ok=True)
+                raise
         except OSError as error:
             raise self._failed("cannot be written", error) from error
+        self.position = position
         with self._file_lock:
             before, self._file = self._file, opened
             if before is not None:
@@ -451,8 +462,12 @@ class PushLog:
 
     def begin_epoch(self, epoch: int) -> None:
         """Records that later records are of a new leader."""
-        self.epoch = epoch
-        self.begin(None)
+        before, self.epoch = self.epoch, epoch
+        try:
+            self.begin(None)
+        except StorageIOError:
+            self.epoch = before
+            raise
 
     def drop_before(self, position: int) -> None:
         """Deletes the segments before the one that follows the snapshot at a position."""
@@ -523,6 +538,14 @@ class PushLog:
                         "push log %s: fsync failed and will be repeated: %s; check the disk",
                         self.folder, error,
                     )  # fmt: skip
+
+
+def _add_positions(segments: list[_Segment]) -> None:
+    """Adds the positions that older releases did not write."""
+    for before, each in itertools.pairwise(segments):
+        if "position" not in each.header:
+            position = before.position + before.num_pushes + (each.base is not None)
+            each.header["position"] = position
 
 
 def _batch(records: Iterator[Record]) -> list[Record]:

@@ -49,12 +49,20 @@ def open_parameter_server(
             "increase server.threads, or add shards"
         )
     position = ShardPosition(config.shard_map, shard)
-    if len(config.shards[shard]) > 1:
-        # The replicas of a shard may run on one machine, and then need separate logs.
+    if replica:
+        # The replicas of a shard may run on one machine, and then need separate logs. The first one
+        # continues the log of a shard that had no followers.
         folder = declared.push_log_folder / f"replica-{replica + 1}"
         declared = declared.model_copy(update={"push_log": folder})
     store = None if declared.replication is None else open_store(declared.replication.store)
     tables = ParameterShard(declared, position)
+    if len(config.shards[shard]) > 1 and (kept := tables.persistent_tables()):
+        tables.close()
+        raise ConfigError(
+            f"role parameters: the storage of table {kept[0]!r} keeps rows, so each replica would apply "
+            "pushes to rows that already have them; use a storage in memory such as hkv, or list one "
+            "address per shard"
+        )
 
     def changes(lookups: LookupService) -> ParameterService:
         service = ParameterService(tables, lookups, GrpcTransport(config.client))

@@ -180,6 +180,7 @@ class ParameterService:
         replication, epoch, position = self.replication, 0, 0
         if replication is not None:
             replication.check_leader("push", request.epoch)
+            replication.check_size(len(content))
         pushed = self._checked(request, wait)
         self.lookups.charge(sum(len(each.ids) for each in pushed))
         begin = time.monotonic()
@@ -260,6 +261,7 @@ class ParameterService:
             self.shard.reset()
             if base:
                 self.shard.load(base)
+            self.shard.known_at_start = self.shard.windows.newest()
 
         self.queue.call(reset).result()
 
@@ -290,9 +292,15 @@ class ParameterService:
         return self.queue.call(end)
 
     def _take_incarnation(self, incarnation: int) -> None:
-        assert self._push_log is not None
-        self._push_log.incarnation = self.shard.incarnation = incarnation
-        self._push_log.begin(None)
+        log = self._push_log
+        assert log is not None
+        log.incarnation = incarnation
+        try:
+            log.begin(None)
+        except StorageIOError:
+            log.incarnation = self.shard.incarnation
+            raise
+        self.shard.incarnation = incarnation
         self.lookups.parameters = self.shard.describe()
 
     def replicate(self, content: bytes, remaining_seconds: float) -> bytes:

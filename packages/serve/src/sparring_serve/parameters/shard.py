@@ -33,7 +33,6 @@ from sparring.errors import (
     SnapshotDamagedError,
     SnapshotError,
     SparringError,
-    StorageIOError,
     UnsupportedError,
 )
 from sparring_serve.declaration import ParametersConfig
@@ -144,11 +143,7 @@ class ParameterShard:
         return container
 
     def reset(self) -> None:
-        """Discards all rows, push tokens and steps. Tables must not persist in their storages.
-
-        Raises:
-            StorageIOError: A storage has kept rows.
-        """
+        """Discards all rows, push tokens and steps. Tables must not persist in their storages."""
         with self._turn:
             before = self._container
             self._container = self._open_tables()
@@ -156,11 +151,6 @@ class ParameterShard:
             self._steps = dict.fromkeys(self.config.tables, 0)
             self._steps_before = 0
             self.windows.load([])
-            if self.has_rows:
-                raise StorageIOError(
-                    "a follower cannot replace the rows of a storage that keeps them; use tables in "
-                    "memory (hkv), or remove parameters.replication"
-                )
 
     def start(self) -> None:
         """Loads the snapshot that `parameters.start` specifies.
@@ -227,6 +217,11 @@ class ParameterShard:
     def steps(self) -> int:
         """Number of applied pushes, including those in the loaded snapshot."""
         return self._steps_before + self._container.counters.steps
+
+    def persistent_tables(self) -> list[str]:
+        """Returns the tables whose storages keep rows after the process has ended."""
+        kept = self._storages.items()
+        return [name for name, each in kept if each.capabilities.persistent]
 
     @property
     def has_rows(self) -> bool:

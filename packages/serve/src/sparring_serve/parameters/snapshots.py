@@ -22,7 +22,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from sparring import open_snapshot
+from sparring import SaveResult, open_snapshot
+from sparring.adapter import Task
 from sparring.errors import SnapshotError, SparringError
 from sparring_serve.client.replicas import LeaderOrder
 from sparring_serve.client.rounds import AT_THE_LEADER, ONE_RECONNECT, Rounds
@@ -293,11 +294,21 @@ class ShardSnapshots:
                 epoch = self._check_leader("save")
                 segment = 0 if log is None else log.begin(url, is_record=True)
                 position = 0 if log is None else log.position
-                begun = self._queue.call(
-                    lambda: self._shard.begin_save(url, part.token, part.step, seconds)
-                )
-            # A replica that becomes the leader can then continue from this snapshot, too.
-            self._replicate(epoch, position, seconds, "save")
+                replicated: Future[None] = Future()
+
+                def begin_save() -> Task[SaveResult]:
+                    # A replica that becomes the leader, or starts again with this snapshot, continues
+                    # from its record. Therefore, the snapshot must not be complete before.
+                    replicated.result()
+                    return self._shard.begin_save(url, part.token, part.step, seconds)
+
+                begun = self._queue.call(begin_save)
+            try:
+                self._replicate(epoch, position, seconds, "save")
+            except BaseException as error:
+                replicated.set_exception(error)
+                raise
+            replicated.set_result(None)
             saved = begun.result(seconds).result(seconds)
             if part.accepts_loss and self._shard.lost:
                 self._shard.settle()
@@ -319,13 +330,8 @@ class ShardSnapshots:
             )
 
     def _replicate(self, epoch: int, position: int, seconds: float, what: str) -> None:
-        if self.replication is None:
-            return
-        try:
+        if self.replication is not None:
             self.replication.replicate(epoch, position, seconds, what)
-        except StatusError as error:
-            self._shard.fail_save(SnapshotError(str(error)))
-            raise
 
     def _is_still_leader(self, epoch: int) -> bool:
         replication = self.replication

@@ -7,6 +7,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from sparring.errors import StorageIOError
 from sparring_serve.wire.fields import Buffer
 
 __all__ = [
@@ -48,8 +49,16 @@ class ShardState:
 
     @classmethod
     def decode(cls, content: bytes) -> ShardState:
-        values = json.loads(content)
-        return cls(values["epoch"], values["leader"], tuple(values["in_sync"]), values["renewal"])
+        try:
+            values = json.loads(content)
+            return cls(
+                values["epoch"], values["leader"], tuple(values["in_sync"]), values["renewal"]
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise StorageIOError(
+                f"the coordination store contains {content[:80]!r} instead of the state of a shard; give "
+                "each service a database of its own"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from sparring.errors import StorageIOError
 from sparring_serve.replication.records import (
     LogPosition,
     LostLogError,
@@ -110,6 +111,10 @@ class Replica:
         """Whether this leader found no value in the store although its log had followed a leader."""
         self.has_replaced = False
         """Whether this leader replaced another replica."""
+        self._leads_again_at = float("-inf")
+        """Time until which other replicas claim first, because this log could not be written."""
+        self.has_lost_log = False
+        """Whether this leader has no log although it led before."""
         self._lease_end = 0.0
         self._state: ShardState | None = None
         """Value that this leader wrote last."""
@@ -139,10 +144,14 @@ class Replica:
         """Number of followers in sync."""
         return sum(each.is_required for each in self._followers.values())
 
-    @property
-    def required(self) -> list[str]:
-        """Followers for which acknowledgements wait."""
-        return [address for address, each in self._followers.items() if each.is_required]
+    def lacking(self, position: int) -> list[str]:
+        """Returns the followers in sync that do not have the records up to a position."""
+        return [
+            address
+            for address, each in self._followers.items()
+            if each.is_required
+            and not (each.state is _Link.FOLLOWING and each.end.position >= position)
+        ]
 
     def end_of(self, address: str) -> LogPosition:
         """Returns the end of a follower's log according to its last reply."""
@@ -150,11 +159,7 @@ class Replica:
 
     def is_replicated(self, position: int) -> bool:
         """Returns whether all followers in sync have the records up to a position."""
-        is_replicated = all(
-            each.state is _Link.FOLLOWING and each.end.position >= position
-            for each in self._followers.values()
-            if each.is_required
-        )
+        is_replicated = not self.lacking(position)
         if is_replicated:
             self._acknowledged = max(self._acknowledged, position)
         return is_replicated
@@ -293,8 +298,10 @@ class Replica:
                 self.epoch = max(self.epoch, state.epoch)
         if self.address not in state.in_sync or self.resetting is not None:
             return
-        if self.log.end.epoch < 0 and state.in_sync != (self.address,):
-            return  # this log has lost records, and another replica may have them
+        if self.log.end.epoch < 1 and state.in_sync != (self.address,):
+            return  # this log is empty or has lost records, and another replica may have them
+        if now < self._leads_again_at:
+            return
         # A process that was the leader before it was restarted needs not wait for its own lease.
         is_expired = now - self._seen.since >= _CLAIM_LEASES * self.options.lease_seconds
         if is_expired or state.leader == self.address:
@@ -311,15 +318,22 @@ class Replica:
             return
         if self.resetting is not None or self.epoch >= state.epoch:
             return  # a newer leader was heard of in the meantime
-        self.found_no_state = before is None and self.log.end.epoch > 0
-        self.has_replaced = before is not None and ShardState.decode(before).leader != self.address
+        now, end = self._clock(), self.log.end
+        try:
+            self.log.begin_epoch(state.epoch)
+        except StorageIOError:
+            self._leads_again_at = now + 2 * _CLAIM_LEASES * self.options.lease_seconds
+            raise
+        last = None if before is None else ShardState.decode(before)
+        self.found_no_state = last is None and end.epoch > 0
+        self.has_replaced = last is not None and last.leader != self.address
+        # A leader that renewed its lease had a log.
+        self.has_lost_log = end.epoch == 0 and last is not None and last.renewal > 0
+        self._before = end
         self.epoch, self.leader, self.is_leader = state.epoch, self.address, True
         self._state, self._is_state_known = state, True
         self._lease_end = began + self.options.lease_seconds
         self._is_following, self._session = False, _new_session()
-        self._before = self.log.end
-        self.log.begin_epoch(self.epoch)
-        now = self._clock()
         for address in self._followers:
             self._followers[address] = _Follower(
                 replied_at=now, is_required=address in state.in_sync
@@ -383,7 +397,9 @@ class Replica:
         if each.sent is not request or not self._is_leader_of(request.epoch):
             return  # of an earlier request
         each.sent = None
-        each.replied_at = self._clock()
+        if not request.records or reply.end != request.after or reply.session != request.session:
+            # A follower that cannot append, for example because its disk is full, is not in sync.
+            each.replied_at = self._clock()
         is_following = reply.end.epoch == self.epoch and not reply.is_loading
         if reply.session != each.session:
             each.session, each.end = reply.session, reply.end
@@ -418,9 +434,9 @@ class Replica:
         if not self._is_following:
             if request.after != end:
                 return
-            self._is_following, self._session = True, _new_session()
             if end.epoch != request.epoch:
                 self.log.begin_epoch(request.epoch)
+            self._is_following, self._session = True, _new_session()
         if request.after.position > end.position:
             return
         self.log.append(request.records[end.position - request.after.position :])

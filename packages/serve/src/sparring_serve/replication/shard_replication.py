@@ -11,12 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from sparring.errors import SparringError, StorageIOError
 from sparring_serve.client.failures import NOT_LEADER
-from sparring_serve.client.transport import Send, Transport
+from sparring_serve.client.transport import Outcome, Send, Transport
 from sparring_serve.declaration import ReplicationConfig
 from sparring_serve.parameters.push_log import PushLog
 from sparring_serve.replication.owner import Follower, FollowerLog, ReplicaPlace, suspend_clock
@@ -41,6 +40,10 @@ _log = logging.getLogger(__name__)
 
 _HEARTBEATS_PER_LEASE = 10
 _PAUSE_SECONDS = 0.02
+_MAX_PUSH_BYTES = 48 << 20
+"""A message to a follower contains records of up to 8 MiB before this push, and has at most 64 MiB."""
+_MAX_NEW_EPOCHS = 1 << 20
+"""Maximum number of leaders that a client knows and this replica does not."""
 _CALL_LEASES = 0.5
 """Maximum time of a call to a follower, in leases."""
 
@@ -89,7 +92,10 @@ class ShardReplication:
         self._links = {each: threading.Lock() for each in place.others}
         self._sent_at = dict.fromkeys(place.others, 0.0)
         self._stop = threading.Event()
-        self._last_failure = ""
+        self._last_failure = self._last_store_failure = ""
+        self._noted = (0, False)
+        """Epoch and role that the owner knows."""
+        self._resetting: threading.Thread | None = None
         self._threads = [
             threading.Thread(target=self._watch, name="sparring-lease", daemon=True),
             *(
@@ -112,6 +118,9 @@ class ShardReplication:
             self._changed.notify_all()
         for each in self._threads:
             each.join()
+        if self._resetting is not None:
+            # It replaces the log, which another process may open after this one.
+            self._resetting.join()
         self._store.close()
 
     # -- for calls of clients
@@ -137,6 +146,13 @@ class ShardReplication:
         """
         if known_epoch > self.replica.epoch:
             with self._lock:
+                if known_epoch > self.replica.epoch + _MAX_NEW_EPOCHS:
+                    raise StatusError(
+                        Status.INVALID_ARGUMENT,
+                        f"{what}: the epoch {known_epoch} is not of this service, whose epoch is "
+                        f"{self.replica.epoch}; start the client again",
+                        reason="epoch",
+                    )
                 self.replica.note_epoch(known_epoch)
         if not self.is_leader:
             raise self._not_leader(what)
@@ -156,6 +172,16 @@ class ShardReplication:
             f"{where}",
             reason="not_leader",
         )
+
+    def check_size(self, num_bytes: int) -> None:
+        """Raises `StatusError` if followers could not receive a push of this size."""
+        if self.place.others and num_bytes > _MAX_PUSH_BYTES:
+            raise StatusError(
+                Status.INVALID_ARGUMENT,
+                f"push: found {num_bytes:,} bytes for shard {self.place.shard + 1}, and the maximum of a "
+                f"shard with followers is {_MAX_PUSH_BYTES:,}; split the push, or add shards",
+                reason="max_bytes",
+            )
 
     def check_followers(self) -> None:
         """Raises `StatusError` if pushes need a follower and there is none."""
@@ -207,13 +233,16 @@ class ShardReplication:
                         f"the {what} still waits for a follower; {what} again with the same token",
                         reason="replication",
                     )
-                required = self.replica.required
-                ends = [self.replica.end_of(each) for each in required]
-            free = [each for each in required if self._links[each].acquire(blocking=False)]
+                lacking = self.replica.lacking(position)
+                ends = [self.replica.end_of(each) for each in lacking]
+                if len(lacking) > 1:
+                    # Other threads send to the others, so that one that fails does not delay them.
+                    self._changed.notify_all()
+            free = next((each for each in lacking if self._links[each].acquire(blocking=False)), "")
             if free:
                 self._exchange(free)
             with self._lock:
-                is_same = ends == [self.replica.end_of(each) for each in required]
+                is_same = ends == [self.replica.end_of(each) for each in lacking]
                 if is_same and not self.replica.is_replicated(position):
                     # Another thread sends, or the follower does not reply.
                     self._changed.wait(_PAUSE_SECONDS)
@@ -256,12 +285,13 @@ class ShardReplication:
             reply = self.replica.replicate(request)
             if self.replica.resetting is not None and not self._is_resetting:
                 self._is_resetting = True
-                threading.Thread(
+                self._resetting = threading.Thread(
                     target=self._reset,
                     args=(self.replica.resetting, given.incarnation, given.lost),
                     name="sparring-follower-reset",
                     daemon=True,
-                ).start()
+                )
+                self._resetting.start()
         end = reply.end
         return encode(
             ReplicatedMessage(
@@ -272,71 +302,70 @@ class ShardReplication:
     def _reset(self, request: ReplicateRequest, incarnation: int, lost: str) -> None:
         base = request.base or "no snapshot"
         _log.info("following %s: loading %s", request.leader, base)
-        while not self._stop.is_set():
-            try:
-                self._owner.reset_rows(request.base)
-                with self._lock:
-                    self._owner.adopt(incarnation, lost)
-                    self._log.reset(request.base, request.kept_from, request.epoch)
-                    self.replica.finish_reset()
-                    self._is_resetting = False
-                return
-            except (SparringError, OSError) as error:
-                _log.warning(
-                    "following %s: loading %s failed and is tried again: %s",
-                    request.leader, base, error,
-                )  # fmt: skip
-                self._stop.wait(self.config.lease_seconds)
+        try:
+            self._owner.reset_rows(request.base)
+            with self._lock:
+                self._owner.adopt(incarnation, lost)
+                self._log.reset(request.base, request.kept_from, request.epoch)
+        except (SparringError, OSError) as error:
+            _log.warning(
+                "following %s: loading %s failed and is tried again: %s",
+                request.leader, base, error,
+            )  # fmt: skip
+            self._stop.wait(self.config.lease_seconds)
+            # The rows are lost, so this replica must not lead. The leader may have a newer snapshot now.
+            with self._lock:
+                self._log.epoch = -1
+        with self._lock:
+            self.replica.finish_reset()
+            self._is_resetting = False
 
     # -- the leader's side
 
     def _follow_up(self, address: str) -> None:
         pause = self.config.lease_seconds / _HEARTBEATS_PER_LEASE
-        has_replied = True
+        has_advanced = True
         while not self._stop.is_set():
             with self._lock:
                 left = self._sent_at[address] + pause - time.monotonic()
                 lags = self.replica.is_leader and self.replica.lags(address)
-                if left > 0 and not (lags and has_replied):
+                if left > 0 and not (lags and has_advanced):
                     # Other threads send the records of their own pushes.
                     self._changed.wait(left)
                     continue
             if self._links[address].acquire(timeout=pause):
-                has_replied = self._exchange([address])
+                has_advanced = self._exchange(address)
 
-    def _exchange(self, addresses: Sequence[str]) -> bool:
-        """Sends records to followers whose links this thread has locked, and releases the links.
+    def _exchange(self, address: str) -> bool:
+        """Sends records to a follower whose link this thread has locked, and releases the link.
 
         Returns:
-            Whether a follower replied.
+            Whether the end of the follower's log has changed, so that more records can be sent.
         """
         try:
-            for each in addresses:
-                self._sent_at[each] = time.monotonic()
+            self._sent_at[address] = time.monotonic()
             with self._lock:
-                asked = [(each, self.replica.request_for(each)) for each in addresses]
-            requests = [(each, request) for each, request in asked if request is not None]
+                before = self.replica.end_of(address)
+                request = self.replica.request_for(address)
+            if request is None:
+                return False
             seconds = max(0.2, _CALL_LEASES * self.config.lease_seconds)
-            sends = [
-                Send(each, "Replicate", encode(self._message(request)), seconds)
-                for each, request in requests
-            ]
-            outcomes = list(self._transport.exchange(sends)) if sends else []
-            has_replied = False
+            send = Send(address, "Replicate", encode(self._message(request)), seconds)
+            try:
+                [outcome] = self._transport.exchange([send])
+            except SparringError as error:  # of the settings of the client, such as its token
+                outcome = Outcome(None, "UNAVAILABLE", str(error))
+            reply = None
+            if outcome.answer is None:
+                self._note_failure(f"{address}: {outcome.status} {outcome.message}")
+            else:
+                reply = _reply(outcome.answer)
             with self._lock:
-                for (address, request), outcome in zip(requests, outcomes, strict=True):
-                    reply = None
-                    if outcome.answer is None:
-                        self._note_failure(f"{address}: {outcome.status} {outcome.message}")
-                    else:
-                        reply = _reply(outcome.answer)
-                        has_replied = True
-                    self.replica.take_reply(address, request, reply)
+                self.replica.take_reply(address, request, reply)
                 self._changed.notify_all()
-            return has_replied
+                return self.replica.end_of(address) != before
         finally:
-            for each in addresses:
-                self._links[each].release()
+            self._links[address].release()
 
     def _message(self, request: ReplicateRequest) -> ReplicateMessage:
         return ReplicateMessage(
@@ -371,12 +400,14 @@ class ShardReplication:
             if is_due:
                 try:
                     self._tick()
-                except StorageIOError as error:
-                    _log.warning("%s", error)
+                    self._last_store_failure = ""
+                except SparringError as error:
+                    if str(error) != self._last_store_failure:
+                        _log.warning("%s", error)
+                    self._last_store_failure = str(error)
 
     def _tick(self) -> None:
         steps = self.replica.tick()
-        before = self.replica.epoch, self.replica.is_leader
         result: Any = None
         while True:
             with self._lock:
@@ -398,8 +429,10 @@ class ShardReplication:
                 result = error
         with self._lock:
             self._changed.notify_all()
-        if before != (self.replica.epoch, self.replica.is_leader):
+        role = self.replica.epoch, self.replica.is_leader
+        if role != self._noted:
             self._note_role()
+            self._noted = role  # if the log could not be written, the next tick tries again
 
     def _note_role(self) -> None:
         with self._lock:
@@ -410,6 +443,8 @@ class ShardReplication:
             why = ""
             if self.replica.found_no_state:
                 why = "the coordination store had no value for this shard"
+            elif self.replica.has_lost_log:
+                why = "this leader has no push log, although it led before"
             elif self.config.acks == "leader" and self.replica.has_replaced:
                 why = "the former leader failed, and parameters.replication.acks is leader"
             applied = self._owner.lead(why)
