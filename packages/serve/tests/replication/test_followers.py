@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparring.errors import InvalidArgumentError
 from sparring_redis.testing.server import RedisServer, redis_server_missing
 from sparring_serve import ParameterClient, ShardReplicas
 
@@ -127,7 +128,18 @@ def test_a_save_lets_a_follower_join_without_old_pushes(shard: Shard) -> None:
         count += 1
         shard.start(1)
         count += wait_for_follower(client)
-        segments = [sorted(each.glob("*.log")) for each in shard.folder.glob("*/replica-*")]
+        folder = shard.folder / "saved.push-log"
+        segments = [sorted(each.glob("*.log")) for each in (folder, folder / "replica-2")]
         assert len(segments) == 2
         shard.processes[0].kill()
+        assert rows(client) == {count}
+
+
+def test_a_client_cannot_exhaust_the_epochs(shard: Shard) -> None:
+    with shard.client() as client:
+        count = wait_for_follower(client)
+        client._session.epochs.take(0, (1 << 63) - 1)
+        with pytest.raises(InvalidArgumentError, match="start the client again"):
+            client.pull({"item": _KEYS}, deadline_seconds=_SECONDS)
+    with shard.client() as client:
         assert rows(client) == {count}

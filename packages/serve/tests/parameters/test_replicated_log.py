@@ -1,0 +1,93 @@
+"""Push logs and saves of a shard with followers."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from sparring import list_snapshots
+from sparring.errors import SnapshotError, StorageIOError
+from sparring_serve.parameters.push_log import PushLog
+from sparring_serve.status import Status, StatusError
+
+from .conftest import Shards, made_gradients
+
+
+def test_a_segment_that_cannot_be_written_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = PushLog(tmp_path, 0, 1, 1 << 20, 1000)
+    log.resume("", lambda _: None)
+    log.keep_recent()
+    log.append(b"first")
+    before = sorted(tmp_path.iterdir())
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(StorageIOError, match="No space left"):
+            log.begin("snapshot", is_record=True)
+        with pytest.raises(StorageIOError, match="No space left"):
+            log.begin_epoch(3)
+    assert (log.position, log.epoch, sorted(tmp_path.iterdir())) == (1, 0, before)
+    log.append(b"second")
+    assert [each.payload for each in log.read(1)] == [b"second"]
+    log.close()
+
+
+def test_followers_can_read_segments_of_releases_without_positions(tmp_path: Path) -> None:
+    for number in range(3):
+        log = PushLog(tmp_path, 0, 1, 1 << 20, 1000)
+        log.resume("", lambda _: None)
+        log.append(b"%d" % number)
+        log.close()
+    for path in tmp_path.glob("*.log"):
+        content = path.read_bytes()
+        size, _, kind = struct.unpack_from("<IQB", content, 8)
+        header = json.loads(content[21 : 21 + size])
+        del header["position"], header["epoch"]
+        payload = json.dumps(header).encode()
+        check = xxhash.xxh3_64(bytes([kind]) + payload).intdigest()
+        head = struct.pack("<IQB", len(payload), check, kind)
+        path.write_bytes(content[:8] + head + payload + content[21 + size :])
+    log = PushLog(tmp_path, 0, 1, 1 << 20, 1000)
+    log.resume("", lambda _: None)
+    assert log.position == 3
+    assert [each.payload for each in log.read(0)] == [b"0", b"1", b"2"]
+    log.close()
+
+
+class Unreachable:
+    """The role of a leader whose follower does not reply."""
+
+    def check_leader(self, what: str, known_epoch: int = 0) -> int:
+        return 1
+
+    def replicate(self, epoch: int, position: int, seconds: float, what: str) -> None:
+        time.sleep(0.5)
+        raise StatusError(Status.UNAVAILABLE, "this replica is not the leader")
+
+
+def test_a_snapshot_is_complete_only_after_followers_have_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards(1, folders=[str(tmp_path / "saved")])
+    service: Any = shards.services["shard:0"]
+    with shards.client() as client:
+        client.push(made_gradients(0), wait="applied")
+        with monkeypatch.context() as patched:
+            patched.setattr(service._snapshots, "replication", Unreachable())
+            with pytest.raises(SnapshotError):
+                client.save("a", deadline_seconds=30)
+        assert list_snapshots(str(tmp_path / "saved")) == []
+        client.save("a", deadline_seconds=30)
+    shards.close()
