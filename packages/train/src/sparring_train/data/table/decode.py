@@ -358,7 +358,11 @@ class _Problems:
         places = np.flatnonzero(~is_good)
         in_rows = places if rows is None else rows[places]
         if not self._skips:
-            found = array[int(places[0])].as_py()
+            value = array[int(places[0])]
+            try:
+                found = value.as_py()
+            except UnicodeDecodeError:  # Arrow does not check the text of Parquet files
+                found = value.as_buffer().to_pybytes()
             bad = BadValue(int(in_rows[0]), name, repr(found), expected)
             raise make_bad_row_error(self.rows.file, self.rows.first_row + bad.row, bad)
         self._leave_out(in_rows)
