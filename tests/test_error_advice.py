@@ -492,7 +492,7 @@ def test_every_option_and_command_that_a_message_names_exists() -> None:
 
 def test_every_extra_that_a_message_names_can_be_installed() -> None:
     for distribution, extra, each in (
-        (*found, each) for found, each in advised(r"([\w-]+)\[(\w+)\]")
+        (*found, each) for found, each in advised(r"([\w-]+)\[([a-z]\w*)\]")
     ):
         known = projects()[distribution].extras if distribution in projects() else ()
         assert extra in known or (distribution, extra) in FOREIGN_EXTRAS, each
