@@ -33,7 +33,7 @@ FOLDERS = ("benchmarks", "configs", "docs", "packages", "tests", "tools")
 
 # Programs whose arguments are only searched for files of the repository, by the reason.
 OTHER_PROGRAMS = {
-    "are part of the shell": "cd . echo cp mv grep xargs sed",
+    "are part of the shell": "cd . echo export cp mv grep xargs sed",
     "change the machine": "git sudo",
     "build programs, which other tests do": "cmake ctest",
     "need a cluster; tests/test_kubernetes.py checks the files": "docker kubectl",

@@ -100,6 +100,8 @@ def test_a_missing_package_is_named(tables: MemoryTables, monkeypatch: pytest.Mo
 
 
 OURS = {
+    "ReplicateRequest": messages.ReplicateMessage,
+    "ReplicateReply": messages.ReplicatedMessage,
     "HealthCheckRequest": open_inference.HealthRequest,
     "HealthCheckResponse": open_inference.HealthReply,
     "ServerLiveRequest": open_inference.NoFields,
@@ -154,7 +156,7 @@ def test_described_messages_equal_our_classes(file: str) -> None:
 
 def test_the_described_methods_are_served(serve: Serve) -> None:
     told = [(each.service, name) for each in map(read_proto, PROTO_FILES) for name in each.methods]
-    assert len(told) == 19
+    assert len(told) == 20
     server = serve()
     assert call(server.address, f"{SERVICE}/Other")[1] == "Method not found!"
     for service, name in told:
