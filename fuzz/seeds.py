@@ -1,6 +1,7 @@
 """Writes the seeds of a target: `python -m fuzz.seeds NAME CORPUS SERVED`.
 
-A process of its own, because a native module with sanitizers needs their libraries to be preloaded.
+It runs in a separate process, because a native module with sanitizers requires their libraries to be
+preloaded.
 `SERVED` becomes a folder of serving snapshots.
 """
 
