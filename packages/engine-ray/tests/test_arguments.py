@@ -33,7 +33,8 @@ CONFIG = "{data: {kind: synthetic_criteo}, model: {kind: dlrm}, snapshots: {url:
         ((3, 2), {}, InvalidArgumentError, "num_workers: found (3, 2)"),
         (1, {"snapshots.url": None}, ConfigError, "snapshots.resume requires a folder"),
         (1, {"training.epoch": 2}, ConfigError, "epoch"),
-        (1, {"framework": "tensorflow"}, ConfigError, "expected torch"),
+        # "expected torch", or "installed: torch" without sparring-tf.
+        (1, {"framework": "tensorflow"}, ConfigError, "torch"),
         (1, {"datasets": {"train": None}}, InvalidArgumentError, "found train, expected none"),
         (1, RAY, InvalidArgumentError, "found none, expected train"),
     ],

@@ -17,7 +17,7 @@ QUERIES = np.random.default_rng(1).normal(size=(30, 24)).astype(np.float32)
 
 @pytest.mark.parametrize("metric", ["dot", "cosine", "l2"])
 def test_a_flat_index_equals_top_k(trained: Any, metric: Any) -> None:
-    pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+    pytest.importorskip("faiss", reason="faiss-cpu is not installed; see nox -s engines")
     with sparring_packed.open(trained.served) as tables:
         expected = tables.top_k("item", QUERIES, 5_000, metric=metric)
         index = FaissIndex(tables.scan("item", 700), metric=metric)
@@ -33,7 +33,7 @@ def test_a_flat_index_equals_top_k(trained: Any, metric: Any) -> None:
 
 
 def test_an_inexact_index_finds_most_rows() -> None:
-    pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+    pytest.importorskip("faiss", reason="faiss-cpu is not installed; see nox -s engines")
     rows = np.random.default_rng(0).normal(size=(3_000, 24)).astype(np.float32)
     keys = np.arange(3_000) * 7 - 1
     index = FaissIndex([(keys, rows)], factory="HNSW32", metric="l2")
@@ -44,13 +44,13 @@ def test_an_inexact_index_finds_most_rows() -> None:
 
 
 def test_invalid_arguments_are_rejected() -> None:
-    pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+    pytest.importorskip("faiss", reason="faiss-cpu is not installed; see nox -s engines")
     chunks = [(np.arange(3), np.ones((3, 2)))]
     with pytest.raises(InvalidArgumentError, match="at least one row, found none"):
         FaissIndex([])
     with pytest.raises(InvalidArgumentError, match="cannot create an index for factory 'Flatt'"):
         FaissIndex(chunks, factory="Flatt")
-    with pytest.raises(InvalidArgumentError, match="queries have 3 elements, expected 2"):
+    with pytest.raises(InvalidArgumentError, match="queries have 3 elements, but rows have 2"):
         FaissIndex(chunks).top_k(np.ones((1, 3)), 1)
     with pytest.raises(InvalidArgumentError, match="k must be an integer of at least 1"):
         FaissIndex(chunks).top_k(np.ones((1, 2)), 0)

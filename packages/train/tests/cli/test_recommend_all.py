@@ -178,11 +178,22 @@ def test_items_are_filtered_and_interactions_excluded(
     assert not (tmp_path / "x").exists()
 
 
-def test_an_index_of_faiss_reports_its_recall(ask: Any, tmp_path: Path) -> None:
-    pytest.importorskip("faiss", reason="pip install faiss-cpu")
-    asked = ["recommend", "plain", "--all-users", "-k", K]
-    told = ask(*asked, "-o", tmp_path / "o", "--index", "faiss", "--factory", "HNSW32")
-    assert 0.9 < told["recall"] <= 1
+@pytest.mark.parametrize(("factory", "least"), [("Flat", 1.0), ("HNSW32", 0.9), ("IVF8,Flat", 0.1)])
+def test_an_index_of_faiss_reports_the_recall_of_its_output(
+    ask: Any, tmp_path: Path, factory: str, least: float
+) -> None:
+    pytest.importorskip("faiss", reason="faiss-cpu is not installed; see nox -s engines")
+    asked = ["recommend", "plain", "--all-users", "-k", K, "--new"]
+    told = ask(*asked, "-o", tmp_path / "o", "--index", "faiss", "--factory", factory)
+    ask(*asked, "-o", tmp_path / "exact")
+    found, exact = (
+        {row["user_id"]: {*row["item_id"]} for row in parquet.read_table(folder).to_pylist()}
+        for folder in (tmp_path / "o", tmp_path / "exact")
+    )
+    hits = sum(len(found[user] & items) for user, items in exact.items())
+    assert told["recall"] == pytest.approx(hits / sum(map(len, exact.values())))
+    assert least <= told["recall"] <= 1
+    assert factory != "IVF8,Flat" or told["recall"] < 0.9  # one of eight lists is searched
 
 
 def test_errors_say_how_to_fix_the_command(ask: Any, tmp_path: Path, folder: Path) -> None:

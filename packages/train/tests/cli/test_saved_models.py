@@ -377,7 +377,7 @@ def test_new_items_of_several_features(ask: Any) -> None:
 
 
 def test_an_index_of_faiss_answers_like_the_exact_one(ask: Any) -> None:
-    pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+    pytest.importorskip("faiss", reason="faiss-cpu is not installed; see nox -s engines")
     for asked in (
         ["recommend", "towers", "--user", "user-4", "-k", "5"],
         ["neighbors", "clicks", "item", "SKU_3", "-k", "4"],
