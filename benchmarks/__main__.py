@@ -54,6 +54,7 @@ BENCHMARKS = (
     "top_k",
     "all_users",
     "reading",
+    "lakes",
     "exported_program",
     "serving_start",
     "serving_refresh",
