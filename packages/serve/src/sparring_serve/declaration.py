@@ -218,7 +218,9 @@ class ParametersConfig(DocumentModel):
     )
     save: ScheduledSaveConfig = ScheduledSaveConfig()
     replication: ReplicationConfig | None = Field(
-        None, description="Followers; required if a shard has several replicas."
+        None,
+        description="Store of the shard map, for `sparring resize`; required if a shard has several "
+        "replicas.",
     )
 
     @field_validator("tables")

@@ -35,6 +35,12 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
             summary="Look up rows in a running lookup service.",
             register=_add_lookup,
         ),
+        CommandDescriptor(
+            name="resize",
+            api_version=API_VERSION,
+            summary="Change the number of shards of a running parameter service.",
+            register=_add_resize,
+        ),
     ]
 
 
@@ -71,6 +77,12 @@ def _add_lookup(app: typer.Typer) -> None:
     from sparring_serve.cli.lookup import add_lookup
 
     add_lookup(app)
+
+
+def _add_resize(app: typer.Typer) -> None:
+    from sparring_serve.cli.resize import add_resize
+
+    add_resize(app)
 
 
 def _open_remote(table: TableConfig, options: RemoteOptions) -> Storage:

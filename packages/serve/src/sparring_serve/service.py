@@ -38,11 +38,9 @@ from sparring_serve.wire.messages import (
     ParametersMessage,
     PullReply,
     PullRequest,
-    Replicas,
     RowDtype,
     ScanReply,
     ScanRequest,
-    ShardMapMessage,
     TableMessage,
     TableRows,
     VersionMessage,
@@ -97,6 +95,8 @@ class LookupService:
     quotas: Quotas | None = None
     leadership: Leadership | None = None
     is_draining: bool = False
+    read_map: Callable[[], None] | None = None
+    """Reads the shard map again, if it can change while the server runs."""
     clock: Callable[[], float] = time.time
 
     @property
@@ -339,9 +339,7 @@ class LookupService:
             ),
             tuple(map(version_message, versions)),
             max(0.0, self.clock() - versions[0].published),
-            ShardMapMessage(
-                self.position.shards.number, tuple(map(Replicas, self.position.shards.shards))
-            ),
+            self.position.shards.to_message(),
             self.position.shard,
             self.limits.max_ids,
             self.limits.max_bytes,
@@ -436,25 +434,35 @@ class LookupService:
                     reason="unknown_table",
                 )
             shapes.append(known[table])
-        if self.position.shards.num_shards > 1:
-            self._check_partitions(asked)
+        if self.position.shards.num_shards > 1 or self.position.shard:
+            try:
+                self._check_partitions(asked)
+            except StatusError:
+                if self.read_map is None:
+                    raise
+                self.read_map()
+                self._check_partitions(asked)
         return shapes
 
     def _check_partitions(self, asked: list[tuple[str, Ids]]) -> None:
-        begin, end = self.position.shards.partitions_of(self.position.shard)
+        position = self.position
+        shards, shard = position.shards, position.shard
         for table, ids in asked:
-            found = partition(ids)
-            foreign = np.flatnonzero((found < begin) | (found >= end))
+            owners = shards.shard_of(ids)
+            foreign = np.flatnonzero(owners != shard)
             if len(foreign):
-                first = int(foreign[0])
+                first = ids[foreign[0]]
+                own = "other partitions"
+                if not shards.runs and shard < shards.num_shards:
+                    begin, end = shards.partitions_of(shard)
+                    own = f"the partitions {begin} to {end - 1}"
                 raise StatusError(
                     Status.FAILED_PRECONDITION,
-                    f"table {table!r}: key {int(ids[first])} belongs to partition "
-                    f"{int(found[first])}, and shard {self.position.shard + 1} of "
-                    f"{self.position.shards.num_shards} has the partitions {begin} to {end - 1}; "
-                    "use the attached shard map",
+                    f"table {table!r}: key {int(first)} belongs to partition "
+                    f"{int(partition(np.array([first]))[0])}, and shard {shard + 1} of "
+                    f"{shards.num_shards} has {own}; use the attached shard map",
                     reason="foreign_partition",
-                    shard_map=self.position.shards.to_bytes(),
+                    shard_map=shards.to_bytes(),
                 )
 
 

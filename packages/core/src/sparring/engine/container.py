@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -34,6 +35,7 @@ from sparring.contracts.ranks.collective import Collective, Reduction
 from sparring.contracts.ranks.exchange_options import ExchangeOptions
 from sparring.contracts.ranks.layout import ShardingPlan, TableSharding
 from sparring.contracts.ranks.rendezvous import Rendezvous
+from sparring.contracts.ranks.shard_map import ShardMap
 from sparring.contracts.storage.updates import MethodChoice
 from sparring.engine.apply.function import apply_update
 from sparring.engine.apply.gather import Update
@@ -50,7 +52,7 @@ from sparring.engine.table_container import TableContainer
 from sparring.engine.tables.assign import assign
 from sparring.engine.tables.entry import TableEntry
 from sparring.engine.tables.expiry import note_step
-from sparring.errors import SparringError
+from sparring.errors import SparringError, UnsupportedError
 from sparring.rendezvous.environment import SingleRendezvous
 from sparring.runtime.lifecycle import call_each
 from sparring.runtime.pool import Task
@@ -371,6 +373,28 @@ class StepContainer(TableContainer):
             CapacityError: the storage is full and does not evict. Some rows may have been written.
         """
         assign(self.state, table, keys, embeddings)
+
+    def change_owners(self, shard_map: ShardMap) -> None:
+        """Changes which partitions this rank stores, for a rank without a collective
+        (`IndependentRendezvous`). Moves no rows: the caller copies and erases them.
+
+        Args:
+            shard_map: the new owners, which later writes, saves and loads use; the number of ranks may
+                change.
+
+        Raises:
+            UnsupportedError: other ranks take part in each step.
+        """
+        state = self.state
+        state.check_open()
+        if not self.rendezvous.is_independent:
+            raise UnsupportedError(
+                "change_owners: the ranks of this job take steps together, so their partitions cannot "
+                "change; save, and load the snapshot with other ranks"
+            )
+        state.shard_map = shard_map
+        state.membership = replace(state.membership, world_size=shard_map.world_size)
+        state.tables.change_owners(state.membership, shard_map)
 
     def discard(self) -> None:
         """Drops the lookups and gradients since the last step."""

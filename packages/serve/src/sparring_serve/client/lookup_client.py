@@ -33,6 +33,7 @@ from sparring_serve.client.transport import (
 )
 from sparring_serve.config import ClientConfig, ServingConfig, read_serving_config
 from sparring_serve.metrics import ServingMetrics
+from sparring_serve.security import WatchedFile
 from sparring_serve.tables.shard_ranges import ShardReplicas
 from sparring_serve.wire.messages import Missing
 
@@ -111,6 +112,8 @@ class Client:
     def from_config(cls, path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Self:
         """Creates a client from the configuration file of its service.
 
+        If the file changes and its `map_number` increases, the client uses the new `shards`.
+
         Args:
             path: Path of the YAML file.
             overrides: ``dotted.key=value`` items.
@@ -119,7 +122,11 @@ class Client:
             ConfigError: The file is invalid.
         """
         config = _read_config(path, overrides)
-        return cls(config.shard_map, config.client)
+        client = cls(config.shard_map, config.client)
+        client._session.read_newer = WatchedFile(
+            Path(path), lambda _: read_serving_config(path, overrides).shard_map
+        )
+        return client
 
     def _recommend_steps(
         self, wanted: RecommendQuery, deadline_seconds: float

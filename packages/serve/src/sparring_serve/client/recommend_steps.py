@@ -84,8 +84,9 @@ def recommend_steps(
     check_text("table", wanted.table)
     check_text("version", wanted.version)
     check_whole_number("k", wanted.k)
-    for beginning in range(MAX_ATTEMPTS):
-        is_last = beginning == MAX_ATTEMPTS - 1
+    num_gone = 0
+    while True:
+        number = session.shards.number
         description = yield from session.description_steps(deadline)
         dims = description.dims
         if wanted.table not in dims:
@@ -99,16 +100,16 @@ def recommend_steps(
             vectors, found = yield from _vectors(session, wanted, dims, pinned, deadline)
             parts = yield from _parts(session, wanted, vectors, pinned, deadline)
         except ShardMapMovedError as moved:
-            session.take_map(moved, is_last=is_last)
+            session.take_map(moved, number)
         except VersionGoneError:
             # Servers switched to a newer version in the meantime.
             session.forget()
-            if wanted.version or is_last:
+            num_gone += 1
+            if wanted.version or num_gone == MAX_ATTEMPTS:
                 raise
         else:
             session.learn({shard: each.newest for shard, each in enumerate(parts)})
             return _merged(parts, wanted.k, found)
-    raise AssertionError("the last attempt returns or raises")
 
 
 def _pinned(session: Session, wanted: RecommendQuery, description: Description) -> str:

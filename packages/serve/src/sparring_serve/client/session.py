@@ -42,6 +42,7 @@ from sparring_serve.client.splitting import CallLimits, TableKeys, split_keys
 from sparring_serve.client.transport import Outcome, Pause, Send
 from sparring_serve.config import ClientConfig
 from sparring_serve.metrics import ServingMetrics
+from sparring_serve.security import WatchedFile
 from sparring_serve.tables.contract import VersionGoneError
 from sparring_serve.tables.shard_ranges import ShardReplicas
 from sparring_serve.wire.fields import MessageError, decode, encode
@@ -63,8 +64,12 @@ Steps = Generator[list[Send] | Pause, Iterable[Outcome], _Result]
 result."""
 
 MAX_ATTEMPTS = 3
-"""Maximum number of times that a call starts again because servers switched versions or shard maps.
+"""Maximum number of times that a call starts because servers switched versions.
 """
+
+
+_READ_MAP_SECONDS = 1.0
+"""Interval in which a client checks whether its file has a newer shard map."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,20 @@ class Session:
         self._description: Description | None = None
         self._last_description: Description | None = None
         self._pin = ""
+        self.read_newer: WatchedFile[ShardReplicas] | None = None
+        """File with the shard map, which may change."""
+        self._read_at = clock()
+
+    def _read_map(self) -> None:
+        """Uses the shard map of the file if it is newer."""
+        if self.read_newer is None or self.clock() - self._read_at < _READ_MAP_SECONDS:
+            return
+        self._read_at = self.clock()
+        newer = self.read_newer.value
+        with self._lock:
+            if newer.number > self.shards.number:
+                self._use(newer)
+                self._description, self._pin = None, ""
 
     def pull_steps(
         self,
@@ -175,25 +194,28 @@ class Session:
         wanted = [_distinct(table, each) for table, each in asked.items()]
         check_text("version", version)
         deadline = self.deadline(deadline_seconds)
-        for beginning in range(MAX_ATTEMPTS):
-            is_last = beginning == MAX_ATTEMPTS - 1
+        num_lost = 0
+        while num_lost < MAX_ATTEMPTS:
+            is_last = num_lost == MAX_ATTEMPTS - 1
             description = yield from self.description_steps(
                 deadline, None if self._fallback.raises else self._last_description
             )
-            pulled = self._split_pull(wanted, description, missing, version)
+            shards = self.shards  # another thread may replace them
+            pulled = self._split_pull(wanted, description, shards, missing, version)
             requests = pulled.requests("" if sample is None else sample.request_id, encoded)
             policy = self._policy
             if policy is PATIENT and self._has_leaders(description):
                 policy = AT_THE_LEADER
             rounds = Rounds("Pull", requests, pulled.accept, policy)
             try:
-                yield from self._run(rounds, description, deadline)
+                yield from self._run(rounds, shards, description, deadline)
             except ShardMapMovedError as moved:
-                self.take_map(moved, is_last=is_last)
+                self.take_map(moved, shards.number)
                 continue
             failures = rounds.failures()
             if failures and rounds.has_lost_version() and not is_last:
                 # In the meantime, servers dropped the version that was selected, or renamed a table.
+                num_lost += 1
                 self.forget()
                 continue
             self._end(failures, pulled, of_newest=not version)
@@ -265,12 +287,14 @@ class Session:
     def run(self, rounds: Rounds, deadline: float) -> Steps[None]:
         """Makes the attempts of calls; see `Rounds.run`."""
         description = yield from self.description_steps(deadline)
-        yield from self._run(rounds, description, deadline)
+        yield from self._run(rounds, self.shards, description, deadline)
 
-    def _run(self, rounds: Rounds, description: Description, deadline: float) -> Steps[None]:
+    def _run(
+        self, rounds: Rounds, shards: ShardReplicas, description: Description, deadline: float
+    ) -> Steps[None]:
         longest = description.max_deadline_seconds
         try:
-            yield from rounds.run(self.shards.shards, self.order, self.clock, deadline, longest)
+            yield from rounds.run(shards.shards, self.order, self.clock, deadline, longest)
         finally:
             for _ in range(rounds.num_failovers):
                 self.metrics.count_failover()
@@ -283,6 +307,7 @@ class Session:
     def description_steps(
         self, deadline: float, otherwise: Description | None = None
     ) -> Steps[Description]:
+        self._read_map()
         with self._lock:
             known = self._description
         if known is not None:
@@ -298,13 +323,12 @@ class Session:
                 )
             answers[number] = answer
 
-        calls = [(each, b"") for each in range(self.shards.num_shards)]
+        shards = self.shards
+        calls = [(each, b"") for each in range(shards.num_shards)]
         rounds = Rounds("Describe", calls, accept, self._policy)
         # Use half of the time, so that a shard that does not reply leaves time for the others' rows.
         now = self.clock()
-        yield from rounds.run(
-            self.shards.shards, self.order, self.clock, now + (deadline - now) / 2
-        )
+        yield from rounds.run(shards.shards, self.order, self.clock, now + (deadline - now) / 2)
         if not answers:
             # The previous description contains the tables, which is enough to fill in their rows.
             if otherwise is None:
@@ -324,6 +348,7 @@ class Session:
         self,
         wanted: Sequence[_Wanted],
         description: Description,
+        shards: ShardReplicas,
         missing: Missing,
         version: str,
     ) -> PullCalls:
@@ -344,7 +369,7 @@ class Session:
                 TableKeys(each.table, each.keys, row_bytes(dims[each.table], dtype))
                 for each in wanted
             ],
-            self.shards,
+            shards,
             CallLimits(config.max_call_bytes, description.max_ids),
         )
         if not version and config.consistency == "one_version" and len(calls) > 1:
@@ -387,7 +412,16 @@ class Session:
             with self._lock:
                 self._pin = newest.pop()
 
-    def take_map(self, moved: ShardMapMovedError, *, is_last: bool) -> None:
+    def take_map(self, moved: ShardMapMovedError, number: int) -> None:
+        """Uses the shard map that a server attached, unless another thread has a newer one.
+
+        Args:
+            moved: Rejection of a server.
+            number: Version of the map that the call used.
+
+        Raises:
+            InvalidArgumentError: The server's map is not newer than the one of the call.
+        """
         try:
             newer = ShardReplicas.from_bytes(moved.outcome.shard_map)
         except SparringError as error:
@@ -396,15 +430,22 @@ class Session:
                 "incompatible releases"
             ) from None
         with self._lock:
-            if is_last or newer.number <= self.shards.number:
+            if newer.number <= number:
                 raise InvalidArgumentError(
                     f"{moved.outcome.message}. The server has shard map {newer.number} of "
-                    f"{newer.num_shards} shards, and this client has {self.shards.number} of "
+                    f"{newer.num_shards} shards, and this client has {number} of "
                     f"{self.shards.num_shards}; use the same `shards` on both sides, and increase "
                     "`map_number` with each change"
                 )
-            self.shards, self._description = newer, None
+            if newer.number > self.shards.number:
+                self._use(newer)
+
+    def _use(self, newer: ShardReplicas) -> None:
+        """Uses a newer shard map. The caller has the lock."""
+        if newer.shards != self.shards.shards:
+            self._description = None
             self.epochs.clear()
+        self.shards = newer
 
     def _has_leaders(self, description: Description) -> bool:
         """Returns whether only one replica of a shard answers, because the tables learn."""

@@ -33,7 +33,14 @@ from sparring.errors import StorageIOError
 from sparring_serve.replication.records import LostLogError, Record
 from sparring_serve.wire.fields import Buffer
 
-__all__ = ["LogStart", "PushLog", "RecordKind", "ResumeResult", "new_incarnation"]
+__all__ = [
+    "LogStart",
+    "PushLog",
+    "RecordKind",
+    "ResumeResult",
+    "new_incarnation",
+    "read_partitions",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +60,8 @@ class RecordKind(IntEnum):
     """Later pushes of this segment are not logged; the payload contains the reason."""
     END = 3
     """The server ended normally."""
+    CHANGE = 4
+    """A `MovedPart`: a change of the shard's rows that is not a push."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +123,7 @@ class PushLog:
     Args:
         folder: Folder of the log, on a local disk; created if it does not exist.
         shard: Number of the shard, from 0.
-        num_shards: Number of shards of the service.
+        num_shards: Number of shards of the service; 0 if it can change.
         max_bytes: Maximum size of all segments. Above it, pushes are not logged until the next save.
         sync_milliseconds: Interval of `fsync`; 0 calls it for each push, before the acknowledgement.
 
@@ -127,7 +136,7 @@ class PushLog:
     ) -> None:
         self.folder, self._shard, self._num_shards = folder, shard, num_shards
         self._max_bytes, self._sync_seconds = max_bytes, sync_milliseconds / 1000
-        self._stem = f"shard-{shard + 1:04d}-of-{num_shards:04d}"
+        self._stem = _stem(shard, num_shards)
         self.incarnation = 0
         self.gap = ""
         """Reason why pushes are not logged; empty if they are."""
@@ -143,6 +152,8 @@ class PushLog:
         self._recent_bytes = 0
         self._read_on: tuple[int, Iterator[Record]] | None = None
         """Position after the last read from files, and the records that follow."""
+        self.partitions: list[tuple[int, int]] | None = None
+        """Ranges of partitions of the shard, for the headers of segments; None if they never change."""
         self._number = 0
         self._file: BinaryIO | None = None
         self._is_dirty = False
@@ -169,7 +180,12 @@ class PushLog:
     # -- at the start of a server
 
     def resume(
-        self, base: str, apply: Callable[[bytes], None], *, start: str | None = "newest"
+        self,
+        base: str,
+        apply: Callable[[bytes], None],
+        *,
+        start: str | None = "newest",
+        change: Callable[[bytes], None] = lambda _: None,
     ) -> ResumeResult:
         """Replays the pushes since the snapshot that the shard started with, and starts a segment.
 
@@ -179,6 +195,7 @@ class PushLog:
             base: URL of the snapshot; empty if there are no rows.
             apply: Applies a PushRequest, unless its token is known.
             start: `parameters.start`. If None, nothing is replayed.
+            change: Applies a MovedPart.
 
         Raises:
             StorageIOError: The files cannot be read or written.
@@ -191,7 +208,7 @@ class PushLog:
             begin = None
             if start is not None:
                 begin = next((i for i in reversed(range(len(own))) if own[i].base == base), None)
-            lost = "" if own else self._other_shards(base)
+            lost = "" if own or not self._num_shards else self._other_shards(base)
             num_pushes = 0
             if begin is None:
                 is_wanted = start != "newest" and bool(own) and own[-1].is_ended
@@ -205,6 +222,8 @@ class PushLog:
                         if kind == RecordKind.PUSH:
                             apply(payload)
                             num_pushes += 1
+                        elif kind == RecordKind.CHANGE:
+                            change(payload)
                 lost = self._missing(own[begin:])
             is_complete = bool(own) and begin is not None and not lost
             self.incarnation = own[-1].header["incarnation"] if is_complete else new_incarnation()
@@ -337,6 +356,17 @@ class PushLog:
         while self._recent_bytes > _RECENT_BYTES and len(self._recent) > 1:
             self._recent_bytes -= len(self._recent.popleft().payload)
 
+    def append_change(self, content: Buffer) -> None:
+        """Writes a MovedPart, like `append`. A log with followers has none."""
+        if not self.gap and self.num_bytes + len(content) > self._max_bytes:
+            self.skip(
+                f"rows of a resize need more than parameters.push_log_bytes={self._max_bytes:,}"
+            )
+        if not self.gap:
+            self._write(RecordKind.CHANGE, content)
+            if not self._sync_seconds:
+                self._fsync()
+
     def skip(self, why: str) -> None:
         """Stops logging until the next save, and records the reason in the log."""
         if self.gap:
@@ -369,6 +399,8 @@ class PushLog:
             "position": position,
             "epoch": max(self.epoch, 0),
         }
+        if self.partitions is not None:
+            header["partitions"] = self.partitions
         payload = json.dumps(header).encode()
         content = _MAGIC + _head(RecordKind.HEADER, payload) + payload
         try:
@@ -556,6 +588,29 @@ def _batch(records: Iterator[Record]) -> list[Record]:
         num_bytes += len(each.payload)
         if num_bytes >= _BATCH_BYTES or len(found) == _BATCH_RECORDS:
             break
+    return found
+
+
+def _stem(shard: int, num_shards: int) -> str:
+    of = f"-of-{num_shards:04d}" if num_shards else ""
+    return f"shard-{shard + 1:04d}{of}"
+
+
+def read_partitions(folder: Path, shard: int) -> dict[str, list[tuple[int, int]]]:
+    """Returns, per snapshot that a segment of a shard follows, the ranges of partitions of the shard at
+    that time.
+
+    Args:
+        folder: Folder of the log.
+        shard: Number of the shard, from 0.
+    """
+    found = {}
+    for path in sorted(folder.glob(f"{_stem(shard, 0)}.*.log")):
+        kind, payload = next(_records(path), (None, b""))
+        if kind == RecordKind.HEADER:
+            header = json.loads(payload)
+            if header["base"] is not None and "partitions" in header:
+                found[header["base"]] = [(begin, end) for begin, end in header["partitions"]]
     return found
 
 

@@ -142,6 +142,17 @@ class ShardCall:
     reason: Outcome | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ShardCalls:
+    """Calls to all shards of a map, which another thread may replace in the session."""
+
+    method: str
+    shards: ShardReplicas
+    calls: Sequence[ShardCall]
+    answer: type[Any]
+    """Message of the replies."""
+
+
 def push_steps(
     session: Session,
     given: Mapping[str, TablePush],
@@ -151,13 +162,24 @@ def push_steps(
     incarnations: Incarnations,
 ) -> Steps[PushResult]:
     """Pushes gradients; see `ParameterClient.push`."""
-    is_first = True
+    is_sent = False
     while True:
-        description = yield from session.description_steps(deadline)
+        try:
+            description = yield from session.description_steps(deadline)
+        except SparringError as error:
+            if not is_sent:
+                raise
+            raise PushFailedError(
+                f"push {token.number} of client {token.client}: the shards changed, and some may not "
+                f"have it: {error}. Push again with token=error.token",
+                done=(), reasons={}, token=token,
+            ) from error  # fmt: skip
         parts = _checked(given, description)
-        shards = session.shards
+        shards, is_sent = session.shards, True
         addresses = [replicas[0] for replicas in shards.shards]
-        push = PushRequest(client=token.client, sequence=token.number, wait=wait)
+        push = PushRequest(
+            client=token.client, sequence=token.number, wait=wait, map_number=shards.number
+        )
         pushes = [
             replace(push, incarnation=incarnations.last(each), epoch=session.epochs.of(shard))
             for shard, each in enumerate(addresses)
@@ -165,10 +187,10 @@ def push_steps(
         calls = [ShardCall(each) for each in _requests(parts, shards, pushes, description)]
         longest = description.max_deadline_seconds
         try:
-            yield from attempt_calls(session, "Push", calls, PushReply, deadline, longest)
+            made = ShardCalls("Push", shards, calls, PushReply)
+            yield from attempt_calls(session, made, deadline, longest)
         except ShardMapMovedError as moved:
-            session.take_map(moved, is_last=not is_first)
-            is_first = False
+            session.take_map(moved, shards.number)
             continue
         what = f"push {token.number} of client {token.client}"
         advice = "Check these shards, and push again with token=error.token"
@@ -197,14 +219,22 @@ def flush_steps(
         deadline: Deadline on the session's clock.
         incarnations: Incarnations of the shards.
     """
-    description = yield from session.description_steps(deadline)
-    shards, longest = session.shards, save_seconds(description)
-    addresses = [replicas[0] for replicas in shards.shards]
-    calls = [
-        ShardCall(encode(FlushRequest(client, heard.get(each, 0), session.epochs.of(shard))))
-        for shard, each in enumerate(addresses)
-    ]
-    yield from attempt_calls(session, "Flush", calls, FlushReply, deadline, longest)
+    while True:
+        description = yield from session.description_steps(deadline)
+        shards, longest = session.shards, save_seconds(description)
+        addresses = [replicas[0] for replicas in shards.shards]
+        flush = FlushRequest(client, map_number=shards.number)
+        flushes = [
+            replace(flush, heard=heard.get(each, 0), epoch=session.epochs.of(shard))
+            for shard, each in enumerate(addresses)
+        ]
+        calls = [ShardCall(encode(each)) for each in flushes]
+        try:
+            made = ShardCalls("Flush", shards, calls, FlushReply)
+            yield from attempt_calls(session, made, deadline, longest)
+            break
+        except ShardMapMovedError as moved:
+            session.take_map(moved, shards.number)
     token, advice = None, "Check these shards, and flush again"
     for address, call in zip(addresses, calls, strict=True):
         if call.answer is not None and call.answer.failure:
@@ -351,27 +381,22 @@ def save_seconds(description: Description) -> float:
 
 
 def attempt_calls(
-    session: Session,
-    method: str,
-    calls: Sequence[ShardCall],
-    answer: type[Any],
-    deadline: float,
-    longest_seconds: float,
+    session: Session, made: ShardCalls, deadline: float, longest_seconds: float
 ) -> Steps[None]:
     """Calls each shard until it has replied or rejected the call, or the deadline has passed."""
 
     def accept(shard: int, content: bytes) -> None:
-        decoded = decode(answer, content)
+        decoded = decode(made.answer, content)
         session.epochs.take(shard, decoded.epoch)
-        calls[shard].answer = decoded
+        made.calls[shard].answer = decoded
 
-    requests = [(shard, each.request) for shard, each in enumerate(calls)]
-    shards = session.shards.shards
+    requests = [(shard, each.request) for shard, each in enumerate(made.calls)]
+    shards = made.shards.shards
     has_followers = any(len(each) > 1 for each in shards)
     policy = UNTIL_A_LEADER_ANSWERED if has_followers else UNTIL_ANSWERED
-    rounds = Rounds(method, requests, accept, policy)
+    rounds = Rounds(made.method, requests, accept, policy)
     yield from rounds.run(shards, session.order, session.clock, deadline, longest_seconds)
-    for each, outcome in zip(calls, rounds.outcomes(), strict=True):
+    for each, outcome in zip(made.calls, rounds.outcomes(), strict=True):
         each.reason = outcome
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from sparring.errors import ConfigError
 from sparring_serve.client.grpc_transport import GrpcTransport
 from sparring_serve.config import ServingConfig
+from sparring_serve.parameters.push_log import read_partitions
 from sparring_serve.parameters.service import ParameterService
 from sparring_serve.parameters.shard import ParameterShard
 from sparring_serve.replication.owner import ReplicaPlace, shard_key
 from sparring_serve.replication.store import open_store
+from sparring_serve.resizing.map_store import MapStore, check_not_resized, map_key
 from sparring_serve.server.lookup_server import LookupServer
 from sparring_serve.service import LookupService, ShardPosition
 
@@ -38,7 +40,8 @@ def open_parameter_server(
         raise ConfigError(
             "role parameters: the configuration has no section `parameters`; declare tables there"
         )
-    if declared.replication is None and any(len(each) > 1 for each in config.shards):
+    has_replicas = any(len(each) > 1 for each in config.shards)
+    if declared.replication is None and has_replicas:
         raise ConfigError(
             "role parameters: `shards` lists several replicas of a shard, which must agree on a leader; "
             "set parameters.replication.store, or list one address per shard"
@@ -48,14 +51,24 @@ def open_parameter_server(
             "role parameters: server.workers must be 1, because processes cannot share mutable rows; "
             "increase server.threads, or add shards"
         )
-    position = ShardPosition(config.shard_map, shard)
+    position, maps = ShardPosition(config.shard_map, shard), None
+    store = None if declared.replication is None else open_store(declared.replication.store)
+    if store is not None:
+        maps = MapStore(store, map_key(declared.folders[0]))
+        if has_replicas:
+            # Followers do not receive the rows of a resize.
+            check_not_resized(maps, config.shard_map)
+            maps = None
+        else:
+            position = ShardPosition(maps.renumber(config.shard_map, shard), shard)
     if replica:
         # The replicas of a shard may run on one machine, and then need separate logs. The first one
         # continues the log of a shard that had no followers.
         folder = declared.push_log_folder / f"replica-{replica + 1}"
         declared = declared.model_copy(update={"push_log": folder})
-    store = None if declared.replication is None else open_store(declared.replication.store)
-    tables = ParameterShard(declared, position)
+    tables = ParameterShard(declared, position, can_move=maps is not None)
+    if maps is not None:
+        tables.began_partitions = read_partitions(declared.push_log_folder, shard)
     if len(config.shards[shard]) > 1 and (kept := tables.persistent_tables()):
         tables.close()
         raise ConfigError(
@@ -65,9 +78,9 @@ def open_parameter_server(
         )
 
     def changes(lookups: LookupService) -> ParameterService:
-        service = ParameterService(tables, lookups, GrpcTransport(config.client))
+        service = ParameterService(tables, lookups, GrpcTransport(config.client), maps)
         service.resume()
-        if store is not None:
+        if store is not None and maps is None:
             service.join(_place(config, shard, replica), store)
         if service.scheduled is not None:
             service.scheduled.start()

@@ -37,8 +37,11 @@ from sparring_serve.replication.owner import ReplicaPlace
 from sparring_serve.replication.records import Record
 from sparring_serve.replication.shard_replication import ShardReplication
 from sparring_serve.replication.store import CoordinationStore
-from sparring_serve.service import LookupService, decode_request, parse_ids
+from sparring_serve.resizing.map_store import MapStore
+from sparring_serve.resizing.moves import Moves
+from sparring_serve.service import LookupService, ShardPosition, decode_request, parse_ids
 from sparring_serve.status import Status, StatusError
+from sparring_serve.tables.shard_ranges import ShardReplicas
 from sparring_serve.wire.fields import Buffer, encode
 from sparring_serve.wire.messages import (
     FlushReply,
@@ -65,9 +68,16 @@ class ParameterService:
         shard: Tables of the shard.
         lookups: Service that answers lookups from them.
         transport: Connections to the other shards, for saves and loads.
+        maps: The shard map, if partitions can move to other shards.
     """
 
-    def __init__(self, shard: ParameterShard, lookups: LookupService, transport: Transport) -> None:
+    def __init__(
+        self,
+        shard: ParameterShard,
+        lookups: LookupService,
+        transport: Transport,
+        maps: MapStore | None = None,
+    ) -> None:
         self.shard, self.lookups = shard, lookups
         config = shard.config
         self.queue = PushQueue(config.queue_pushes, config.queue_bytes)
@@ -76,7 +86,11 @@ class ParameterService:
         # A push may be applied before its callback is added. The callback then runs in the thread that
         # already has this lock.
         self._lock = threading.RLock()
-        self._snapshots = ShardSnapshots(shard, self.queue, transport, self._in_order)
+        self._maps = maps
+        self.moves = Moves(shard, lookups, self.queue, transport, self._in_order, self._lock, maps)
+        self._snapshots = ShardSnapshots(shard, self.queue, transport, self._in_order, self.moves)
+        if maps is not None:
+            lookups.read_map = self.moves.read_map
         self._pending: dict[Token, Future[Any]] = {}
         lookups.metrics.add_gauges(self._gauges)
         self._failures = PushFailures(config.max_clients)
@@ -100,7 +114,7 @@ class ParameterService:
             log = PushLog(
                 config.push_log_folder,
                 shard.position.shard,
-                shard.position.shards.num_shards,
+                0 if self._maps is not None else shard.position.shards.num_shards,
                 config.push_log_bytes,
                 config.push_log_sync_milliseconds,
             )
@@ -109,7 +123,14 @@ class ParameterService:
                 base = shard.began_with
                 if not base and shard.has_rows:
                     base = "rows that a storage kept"
-                resumed = log.resume(base, self._replay, start=config.start)
+                if self._maps is not None:
+                    log.partitions = self.moves.partitions()
+                # Pushes may have keys that belong to other shards now.
+                position = self.lookups.position
+                self.lookups.position = ShardPosition(ShardReplicas((("replay",),)))
+                start = None if shard.is_outside else config.start
+                resumed = log.resume(base, self._replay, start=start, change=self.moves.replay)
+                self.lookups.position = position
             except BaseException:
                 log.close()
                 raise
@@ -117,10 +138,12 @@ class ParameterService:
             shard.incarnation = log.incarnation
             if resumed.num_pushes:
                 _log.info("replayed the log of %d pushes, step %d", resumed.num_pushes, shard.steps)
-            if resumed.lost:
+            if resumed.lost and not shard.is_outside:
                 shard.note_loss(resumed.lost)
             elif resumed.num_pushes:
                 shard.not_fresh = ""  # the log contains everything since the previous snapshot
+        if self._maps is not None:
+            self.moves.settle(self._maps.read() or shard.position.shards)
         if shard.not_fresh:
             shard.note_loss(f"the newest snapshot is damaged: {shard.not_fresh}")
         for _ in range(shard.num_skipped):
@@ -181,6 +204,7 @@ class ParameterService:
         if replication is not None:
             replication.check_leader("push", request.epoch)
             replication.check_size(len(content))
+        self.moves.refresh(request.map_number)
         pushed = self._checked(request, wait)
         self.lookups.charge(sum(len(each.ids) for each in pushed))
         begin = time.monotonic()
@@ -188,6 +212,7 @@ class ParameterService:
             if replication is not None:
                 epoch = replication.check_leader("push")
                 replication.check_followers()
+            self.moves.check(request.map_number, pushed)
             future = self._pending.get(token)
             if (was_known := future is not None) is False:
                 was_known = self._was_applied(token)
@@ -342,6 +367,8 @@ class ParameterService:
         replication, epoch = self.replication, 0
         if replication is not None:
             epoch = replication.check_leader("flush", request.epoch)
+        self.moves.refresh(request.map_number)
+        self.moves.check(request.map_number)
         self._result(self.queue.call(self.shard.flush), remaining_seconds, "flush")
         if replication is not None:
             replication.check_still_leader("flush", epoch)
@@ -362,6 +389,8 @@ class ParameterService:
             "SavePart": ("admin", snapshots.save_part),
             "LoadPart": ("admin", snapshots.load_part),
             "Replicate": ("admin", self.replicate),
+            "Move": ("admin", self.moves.move),
+            "MovePart": ("admin", self.moves.move_part),
         }
 
     def check_deadline(self, method: str, remaining_seconds: float) -> None:
@@ -377,6 +406,8 @@ class ParameterService:
             self.replication.close()
         self.queue.close()
         self._transport.close()
+        if self._maps is not None:
+            self._maps.close()
         if self._push_log is not None:
             self._push_log.close()
 
@@ -442,7 +473,7 @@ class ParameterService:
                 "again; load the last snapshot on all shards, or continue without the other part",
                 reason="push_in_part",
             )
-        return verdict == Verdict.APPLIED
+        return verdict == Verdict.APPLIED and not self.shard.windows.missing_from(token)
 
     def _apply(self, token: Token, pushed: list[Gradients]) -> None:
         self.shard.apply(token, pushed)

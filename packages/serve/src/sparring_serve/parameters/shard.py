@@ -25,7 +25,7 @@ from sparring import (
     open_snapshot,
 )
 from sparring.adapter import IndependentRendezvous, Task
-from sparring.contracts import HyperParameters, MethodChoice, ShardMap
+from sparring.contracts import HyperParameters, MethodChoice, ShardMap, partition
 from sparring.errors import (
     InterruptedLoadError,
     InvalidArgumentError,
@@ -39,6 +39,7 @@ from sparring_serve.declaration import ParametersConfig
 from sparring_serve.parameters.push_log import new_incarnation
 from sparring_serve.parameters.push_window import PushWindows, Token, Verdict
 from sparring_serve.parameters.saved_methods import read_method_steps
+from sparring_serve.resizing.shard_rows import ShardRows
 from sparring_serve.service import ShardPosition
 from sparring_serve.status import Status, StatusError
 from sparring_serve.tables.contract import (
@@ -90,9 +91,12 @@ class ParameterShard:
     Args:
         config: Declarations of the tables.
         position: Shard of this server.
+        can_move: Whether partitions can move to and from other shards.
     """
 
-    def __init__(self, config: ParametersConfig, position: ShardPosition) -> None:
+    def __init__(
+        self, config: ParametersConfig, position: ShardPosition, *, can_move: bool = False
+    ) -> None:
         self.config, self.position = config, position
         self._turn = threading.Lock()
         self._steps = dict.fromkeys(config.tables, 0)
@@ -118,11 +122,18 @@ class ParameterShard:
         self._storages: dict[str, Storage] = {}
         self._shapes: dict[str, TableShape] = {}
         self._container = self._open_tables()
+        self.moved = ShardRows(self, position.shard, self._storages, self._turn, position.shards)
+        self.can_move = can_move
+        if can_move:
+            self.moved.describe(position.shards)
+        self.began_partitions: dict[str, list[tuple[int, int]]] = {}
+        """Snapshot → partitions that this shard had when its push log began to follow it."""
 
     def _open_tables(self) -> StepContainer:
         config, position = self.config, self.position
+        num_shards = max(position.shards.num_shards, position.shard + 1)
         container = StepContainer(
-            rendezvous=IndependentRendezvous(position.shard, position.shards.num_shards),
+            rendezvous=IndependentRendezvous(position.shard, num_shards),
             non_finite_gradients=config.non_finite_gradients,
         )
         try:
@@ -161,6 +172,8 @@ class ParameterShard:
         start, folder = self.config.start, self.config.folders[0]
         if start is None:
             return
+        if self.is_outside:
+            return  # it gets its rows from other shards
         if start == "newest":
             self._start_with_newest(folder)
             return
@@ -178,6 +191,8 @@ class ParameterShard:
         )
 
     def _begin_with(self, url: str) -> None:
+        if self.can_move:
+            self._use_partitions(open_snapshot(url).url)
         loaded = self.load(url)
         self.began_with = loaded.url
         _log.info("started with %s, step %d", loaded.url, loaded.step)
@@ -185,6 +200,9 @@ class ParameterShard:
     def _start_with_newest(self, folder: str) -> None:
         """Loads the newest intact snapshot; damaged ones are skipped with a warning."""
         urls = list_snapshots(folder)
+        if "" in self.began_partitions and not self.began_partitions.keys() & set(urls):
+            self._use_partitions("")  # all rows are in the push log
+            return
         # If a manifest cannot be read, its step is unknown. The snapshot is considered newer if its
         # name sorts later, as in servers of the role `inference`.
         unreadable = list_unreadable_snapshots(folder)
@@ -212,6 +230,26 @@ class ParameterShard:
             "start with another snapshot",
             self.not_fresh, self.began_with,
         )  # fmt: skip
+
+    def _use_partitions(self, base: str) -> None:
+        """Owns the partitions that the shard had when its push log began to follow a snapshot."""
+        shards = self.position.shards
+        owned = shards.owners == self.position.shard
+        if base in self.began_partitions:
+            owned[:] = False
+            for begin, end in self.began_partitions[base]:
+                owned[begin:end] = True
+        self.moved.use(shards, owned)
+
+    @property
+    def container(self) -> StepContainer:
+        """Engine with the tables, which `reset` replaces."""
+        return self._container
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether the shard map does not contain this server, which starts without rows."""
+        return self.position.shard >= self.position.shards.num_shards
 
     @property
     def steps(self) -> int:
@@ -275,6 +313,8 @@ class ParameterShard:
                 "client.consistency=newest, or use servers of the role inference"
             )
         with self._turn:
+            if self.can_move:
+                self._check_owned(asked)
             try:
                 container = self._container
                 found = [
@@ -288,6 +328,16 @@ class ParameterShard:
                     reason="interrupted_load",
                 ) from error
             return LookupResult(self.versions()[0], found)
+
+    def _check_owned(self, asked: Sequence[tuple[str, Ids]]) -> None:
+        """Rejects lookups that were accepted before partitions moved to another shard."""
+        for table, ids in asked:
+            if not self.moved.owned[partition(ids)].all():
+                raise StatusError(
+                    Status.UNAVAILABLE,
+                    f"table {table!r}: some of the keys have moved to another shard; look up again",
+                    reason="moving",
+                )
 
     def scan(self, table: str, cursor: bytes, max_rows: int, version: str) -> ScanResult:
         raise UnsupportedError(
@@ -330,8 +380,14 @@ class ParameterShard:
                 `PartialStepError`.
         """
         with self._turn:
-            if self.windows.verdict(token) != Verdict.NEW:
+            verdict = self.windows.verdict(token)
+            behind = self.windows.missing_from(token) if verdict == Verdict.APPLIED else set()
+            if verdict != Verdict.NEW and not behind:
                 return False
+            ahead = self.windows.applied_before(token)
+            if ahead or behind:
+                # Some partitions came from a shard that had, or had not, applied the push.
+                pushed = [_only(each, behind or ahead, is_in=bool(behind)) for each in pushed]
             choices = {}
             for each in pushed:
                 self._container.resources.accumulate_by_key(each.table, each.ids, each.gradients)
@@ -342,10 +398,25 @@ class ParameterShard:
             except PartialStepError:
                 self.windows.add_part(token)
                 raise
-            for each in pushed:
-                self._steps[each.table] += 1
+            if not behind:
+                for each in pushed:
+                    self._steps[each.table] += 1
             self.windows.add(token)
             return True
+
+    def table_steps(self) -> dict[str, int]:
+        """Returns the number of steps of each table's update method."""
+        return dict(self._steps)
+
+    def take_steps(self, pushes: int, steps: Mapping[str, int]) -> None:
+        """Continues counting from another shard's numbers.
+
+        Args:
+            pushes: Number of pushes.
+            steps: Number of steps per table.
+        """
+        self._steps.update({name: each for name, each in steps.items() if name in self._steps})
+        self._steps_before = pushes - self._container.counters.steps
 
     # -- snapshots
 
@@ -371,6 +442,7 @@ class ParameterShard:
                 "pushes": self.steps,
                 "steps": dict(self._steps),
                 "clients": self.windows.saved(),
+                "partitions": np.flatnonzero(self.moved.owned).tolist(),
             }
             states = {_STATE: State(values, is_of_rank=True)}
             return self._container.save(url, blocking=False, states=states, options=options)
@@ -406,7 +478,7 @@ class ParameterShard:
         with self._turn:
             loaded = self._container.load(url, tables=tables or None)
             snapshot = open_snapshot(loaded.url)
-            saved = _saved_states(snapshot, self.position)
+            saved = _saved_states(snapshot, np.flatnonzero(self.moved.owned))
             steps = [each["steps"] for each in saved] or [read_method_steps(snapshot)]
             for name in tables or self._steps:
                 found = [each[name] for each in steps if name in each]
@@ -424,14 +496,21 @@ class ParameterShard:
             self._container.flush(blocking=True)
 
 
-def _saved_states(snapshot: Snapshot, position: ShardPosition) -> list[dict[str, Any]]:
-    """Returns steps and push tokens of all shards that had keys of this one; empty for a snapshot of
+def _saved_states(snapshot: Snapshot, own: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Returns steps and push tokens of all shards that had keys of partitions; empty for a snapshot of
     ranks."""
-    own = ShardMap.balanced(position.shards.num_shards).partitions_of(position.shard)
     before = ShardMap.balanced(snapshot.world_size)
-    return [
-        snapshot.state(_STATE, rank=each).values
-        for each in range(snapshot.world_size)
-        if _STATE in snapshot.state_names(each)
-        and np.intersect1d(own, before.partitions_of(each)).size
-    ]
+    found = []
+    for each in range(snapshot.world_size):
+        if _STATE in snapshot.state_names(each):
+            values = snapshot.state(_STATE, rank=each).values
+            partitions = values.get("partitions", before.partitions_of(each))
+            if np.intersect1d(own, partitions).size:
+                found.append(values)
+    return found
+
+
+def _only(pushed: Gradients, partitions: set[int], *, is_in: bool) -> Gradients:
+    """Returns the gradients of keys that are, or are not, in some partitions."""
+    kept = np.isin(partition(pushed.ids), list(partitions), invert=not is_in)
+    return replace(pushed, ids=pushed.ids[kept], gradients=pushed.gradients[kept])

@@ -34,6 +34,7 @@ from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_steps import REQUEST_SECONDS, describe_outcome
 from sparring_serve.parameters.shard import ParameterShard
 from sparring_serve.replication.shard_replication import ShardReplication
+from sparring_serve.resizing.moves import Moves
 from sparring_serve.service import decode_request
 from sparring_serve.status import Status, StatusError
 from sparring_serve.wire.fields import MessageError, decode, encode
@@ -58,6 +59,7 @@ class ShardSnapshots:
         queue: Queue in which saves and loads are ordered among pushes.
         transport: Connections to the other shards.
         in_order: Locks the order of the queue, and returns the push log if there is one.
+        moves: Moves of partitions, which must not happen at the same time.
     """
 
     def __init__(
@@ -66,9 +68,10 @@ class ShardSnapshots:
         queue: PushQueue,
         transport: Transport,
         in_order: Callable[[], AbstractContextManager[PushLog | None]],
+        moves: Moves,
     ) -> None:
         self._shard, self._queue, self._transport = shard, queue, transport
-        self._in_order = in_order
+        self._in_order, self._moves = in_order, moves
         self.replication: ShardReplication | None = None
         self._one_at_a_time = threading.Lock()
         self._order = LeaderOrder()
@@ -86,8 +89,10 @@ class ShardSnapshots:
                 self._url(request.url)  # reject it before any shard is called
             step = max(self._ask_steps(request.accepts_loss, seconds))
             url = self._url(request.url or f"step-{step:012d}")
-            part = PartRequest(
-                url, token=secrets.token_hex(16), step=step, accepts_loss=request.accepts_loss
+            part = self._numbered(
+                PartRequest(
+                    url, token=secrets.token_hex(16), step=step, accepts_loss=request.accepts_loss
+                )
             )
             return self._together("SavePart", part, self._save_part, "save", deadline)
 
@@ -111,7 +116,7 @@ class ShardSnapshots:
                 return None
             step = max(steps)
             url = self._url(find_name(step))
-            part = PartRequest(url, token=secrets.token_hex(16), step=step)
+            part = self._numbered(PartRequest(url, token=secrets.token_hex(16), step=step))
             self._together("SavePart", part, self._save_part, "save", deadline)
             self._scheduled = steps
             return url
@@ -119,7 +124,7 @@ class ShardSnapshots:
     def _ask_steps(self, accepts_loss: bool, seconds: float) -> list[int]:
         """Returns the number of pushes of each shard, which confirms that it is ready to save."""
         self._check_complete(accepts_loss)
-        asks = PartRequest(asks=True, accepts_loss=accepts_loss)
+        asks = self._numbered(PartRequest(asks=True, accepts_loss=accepts_loss))
         asked = self._ask("SavePart", asks, "save", seconds)
         return [self._shard.steps, *(each.step for each in asked)]
 
@@ -131,12 +136,17 @@ class ShardSnapshots:
             url = self._url(request.url)
             with _reject_errors("load"):
                 snapshot = open_snapshot(url)
-            part = PartRequest(
-                url, step=snapshot.step, hash=snapshot.manifest_hash, tables=request.tables
+            part = self._numbered(
+                PartRequest(
+                    url, step=snapshot.step, hash=snapshot.manifest_hash, tables=request.tables
+                )
             )
             self._ask("LoadPart", replace(part, asks=True), "load", seconds)
             self._scheduled = []  # the same steps may now have other rows
             return self._together("LoadPart", part, self._load_part, "load", deadline)
+
+    def _numbered(self, part: PartRequest) -> PartRequest:
+        return replace(part, map_number=self._moves.map_number)
 
     @contextmanager
     def _alone(self, what: str) -> Iterator[None]:
@@ -156,6 +166,7 @@ class ShardSnapshots:
                 reason="busy",
             )
         try:
+            self._moves.read_map()
             yield
         finally:
             self._one_at_a_time.release()
@@ -291,7 +302,10 @@ class ShardSnapshots:
         url = self._url(part.url)
         with _reject_errors("save"):
             with self._in_order() as log:
+                self._moves.check_idle(part.map_number)
                 epoch = self._check_leader("save")
+                if log is not None and log.partitions is not None:
+                    log.partitions = self._moves.partitions()
                 segment = 0 if log is None else log.begin(url, is_record=True)
                 position = 0 if log is None else log.position
                 replicated: Future[None] = Future()
@@ -319,6 +333,7 @@ class ShardSnapshots:
 
     def _check_complete(self, accepts_loss: bool) -> None:
         position, lost = self._shard.position, self._shard.lost
+        self._moves.check_idle(0)
         if lost and not accepts_loss:
             raise StatusError(
                 Status.FAILED_PRECONDITION,
@@ -350,8 +365,11 @@ class ShardSnapshots:
                     reason="some_tables",
                 )
             with self._in_order() as log:
+                self._moves.check_idle(part.map_number)
                 epoch, segment, position = self._check_leader("load"), 0, 0
                 if log is not None:
+                    if log.partitions is not None:
+                        log.partitions = self._moves.partitions()
                     segment = log.begin(url if is_all else None, is_load=is_all, is_record=is_all)
                     position = log.position
                     if not is_all:
@@ -367,6 +385,7 @@ class ShardSnapshots:
         return PartReply(self._shard.steps, _rows(loaded.rows), part.hash)
 
     def _check_meant(self, part: PartRequest) -> None:
+        self._moves.refresh(part.map_number)
         position = self._shard.position
         found = (position.shard, position.shards.num_shards)
         if (part.shard, part.num_shards) != found:

@@ -81,7 +81,17 @@ _LIVENESS = "liveness"
 ready.
 """
 
-_CHANGES = ("Push", "Flush", "Save", "Load", "SavePart", "LoadPart", "Replicate")
+_CHANGES = (
+    "Push",
+    "Flush",
+    "Save",
+    "Load",
+    "SavePart",
+    "LoadPart",
+    "Replicate",
+    "Move",
+    "MovePart",
+)
 
 
 def _refuse_change(name: str) -> _Answer:

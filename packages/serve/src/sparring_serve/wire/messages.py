@@ -18,6 +18,10 @@ from sparring_serve.wire.fields import (
 )
 
 __all__ = [
+    "MoveReply",
+    "MoveRequest",
+    "MoveStage",
+    "MovedPart",
     "PartReply",
     "PartRequest",
     "SnapshotReply",
@@ -224,6 +228,7 @@ class Replicas:
 class ShardMapMessage:
     number: int = number(1)
     shards: tuple[Replicas, ...] = many(2, Replicas)
+    owners: Buffer = data(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +307,7 @@ class PushRequest:
     wait: int = number(4)
     incarnation: int = number(5)
     epoch: int = number(6)
+    map_number: int = number(7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +325,7 @@ class FlushRequest:
     client: str = text(1)
     heard: int = number(2)
     epoch: int = number(3)
+    map_number: int = number(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +364,7 @@ class PartRequest:
     hash: str = text(7)
     tables: tuple[str, ...] = texts(8)
     accepts_loss: bool = flag(9)
+    map_number: int = number(10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,3 +406,46 @@ class ReplicatedMessage:
     end_epoch: int = number(3)
     end_position: int = number(4)
     is_loading: bool = flag(5)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRequest:
+    """Asks a shard to move partitions to another one; without partitions, to read the shard map."""
+
+    begin: int = number(1)
+    end: int = number(2)
+    target: int = number(3)
+    is_settled: bool = flag(4)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveReply:
+    map_number: int = number(1)
+    rows: int = number(2)
+
+
+class MoveStage(IntEnum):
+    """What a `MovedPart` contains."""
+
+    BEGIN = 0
+    ROWS = 1
+    READY = 2
+    CANCEL = 3
+    OWN = 4
+    LEAVE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class MovedPart:
+    """A step of a move: sent by the source to the target, and a record in the push logs of both."""
+
+    stage: int = number(1)
+    move: str = text(2)
+    begin: int = number(3)
+    end: int = number(4)
+    table: str = text(5)
+    keys: Buffer = data(6)
+    rows: Buffer = data(7)
+    erased: Buffer = data(8)
+    tokens: Buffer = data(9)
+    map_number: int = number(10)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparring.contracts.ranks.layout import Layout, ShardingPlan
 from sparring.contracts.ranks.rendezvous import Membership, Rendezvous
+from sparring.contracts.ranks.shard_map import KeyOwners, ShardMap
 from sparring.contracts.storage.column_block import ColumnBlock
 from sparring.contracts.storage.results import Columns
 from sparring.contracts.storage.storage import Storage
@@ -156,6 +157,16 @@ class Tables:
         if entry.visits is not None:
             self.expiring.append(entry)
         self._resources.declare(entry.config, entry.view)
+
+    def change_owners(self, membership: Membership, shard_map: ShardMap) -> None:
+        """Implements `StepContainer.change_owners`."""
+        self._membership = membership
+        owners, world_size = shard_map.owners, shard_map.world_size
+        for entry in self.entries.values():
+            entry.layout = replace(entry.layout, owners=owners, world_size=world_size)
+            is_alone = world_size == 1
+            own = None if is_alone else KeyOwners(entry.config.name, membership.rank, owners)
+            entry.write_log.owners = own
 
     def layout_of(self, table: str) -> Layout:
         """Returns the layout of a declared table, or of one of its blocks of columns."""

@@ -1,0 +1,1 @@
+"""Moves partitions between the shards of a parameter service while it answers calls."""

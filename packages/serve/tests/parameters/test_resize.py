@@ -1,0 +1,394 @@
+"""Partitions move between shards while clients push: each push is applied to each key exactly once."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.contracts import partition
+from sparring.errors import ConfigError, DeadlineError, StorageIOError
+from sparring_redis.testing.server import RedisServer, free_port, redis_server_missing
+from sparring_serve import (
+    ClientConfig,
+    ParameterClient,
+    ParametersConfig,
+    ServingConfig,
+    ShardPosition,
+    ShardReplicas,
+    open_parameter_server,
+)
+from sparring_serve.client.grpc_transport import GrpcTransport
+from sparring_serve.client.transport import Outcome, Send
+from sparring_serve.parameters.push_log import read_partitions
+from sparring_serve.parameters.push_steps import PushFailedError
+from sparring_serve.parameters.push_window import Token
+from sparring_serve.parameters.service import ParameterService
+from sparring_serve.parameters.shard import ParameterShard
+from sparring_serve.replication.store import MemoryStore, open_store
+from sparring_serve.resizing.map_store import MapStore
+from sparring_serve.resizing.resize import ResizeError, resize
+from sparring_serve.server.lookup_server import LookupServer
+from sparring_serve.service import LookupService
+from sparring_serve.testing import FaultyTransport
+
+TABLES: dict[str, Any] = {
+    "item": {"dim": 2, "update_method": "sgd", "hyper": {"lr": 1.0}, "initializer": "zeros"},
+    "user": {"dim": 3, "update_method": "adam", "hyper": {"lr": 0.01}, "seed": 3},
+}
+NUM_IDS = 400
+
+
+class Killed(BaseException):
+    """Ends the call in progress of a server, which is killed."""
+
+
+class Server:
+    """One server of the simulation, with its push log on a disk."""
+
+    def __init__(self, world: World, shard: int) -> None:
+        self.world, self.shard, self.is_dead = world, shard, False
+        config = world.config
+        store = StoreOf(self)
+        shards = store.renumber(world.map(shard + 1), shard)
+        position = ShardPosition(shards, shard)
+        self.tables = ParameterShard(config, position, can_move=True)
+        self.tables.began_partitions = read_partitions(config.push_log_folder, shard)
+        self.tables.start()
+        lookups = LookupService(self.tables, position, parameters=self.tables.describe())
+        self.transport = FaultyTransport(world.services, self._fault, world.clock)
+        self.service = ParameterService(self.tables, lookups, self.transport, store)
+        self.service.resume()
+
+    def check_alive(self) -> None:
+        if self.is_dead:
+            raise Killed
+
+    def _fault(self, send: Send) -> str:
+        self.check_alive()
+        return self.world.before_send(self, send)
+
+
+class StoreOf(MapStore):
+    """The map as a server sees it, which may be killed before or after it changes the map."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server.world.store, "map")
+        self._server = server
+
+    def replace(self, before: ShardReplicas | None, after: ShardReplicas) -> bool:
+        server, world = self._server, self._server.world
+        server.check_alive()
+        event = world.draw.random() if world.has_faults else 1.0
+        if event < 0.1:
+            world.kill(server)
+        if event < 0.2:
+            raise StorageIOError("the store cannot be reached")
+        is_replaced = super().replace(before, after)
+        if event < 0.3:
+            world.kill(server)
+        if event < 0.4:
+            raise StorageIOError("the reply of the store was lost")
+        return is_replaced
+
+
+class World:
+    """Servers, clients and a store in one thread, with faults at every message."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.store = MemoryStore()
+        self.config = ParametersConfig.model_validate(
+            {"tables": TABLES, "folders": [str(folder / "saved")], "max_clients": 8}
+        )
+        self.services: dict[str, ParameterService] = {}
+        self.has_faults = False
+        self.pushes_in_moves = True
+        self.transport = FaultyTransport(self.services, self._client_fault)
+        self.clock = self.transport.clock
+        self.servers: dict[int, Server] = {}
+        self.expected: Counter[int] = Counter()
+        self.pending: list[tuple[Token, np.ndarray]] = []
+        self.killed: list[Server] = []
+        self.num_kills = 0
+        self._is_nested = False
+        self.cut: set[str] = set()
+        """Servers that do not receive the current push."""
+        for shard in range(3):
+            self.map_size = 3
+            self.start(shard)
+        self.clients = [self.client() for _ in range(3)]
+
+    def map(self, num_shards: int) -> ShardReplicas:
+        num_shards = max(num_shards, 3)
+        return ShardReplicas(tuple((f"shard:{each}",) for each in range(num_shards)))
+
+    def client(self) -> ParameterClient:
+        return ParameterClient(self.map(3), transport=self.transport, clock=self.clock)
+
+    def start(self, shard: int) -> None:
+        server = None
+        while server is None:
+            with suppress(StorageIOError, Killed):
+                has_faults, self.has_faults = self.has_faults, False
+                try:
+                    server = Server(self, shard)
+                finally:
+                    self.has_faults = has_faults
+        self.servers[shard] = server
+        self.services[f"shard:{shard}"] = server.service
+
+    def kill(self, server: Server) -> None:
+        """Keeps what the push log contains now, as a killed process does."""
+        server.is_dead = True
+        self.num_kills += 1
+        self.killed.append(server)
+        self.services.pop(f"shard:{server.shard}")
+        log = self.config.push_log_folder
+        copy = log.with_name(f"killed-{server.shard}")
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(log, copy)
+        raise Killed
+
+    def restart_killed(self) -> None:
+        for server in self.killed:
+            with suppress(Killed):
+                server.service.close()
+            server.tables.close()
+            log, stem = self.config.push_log_folder, f"shard-{server.shard + 1:04d}"
+            copy = log.with_name(f"killed-{server.shard}")
+            for each in log.glob(f"{stem}*"):
+                each.unlink()
+            for each in copy.glob(f"{stem}*"):
+                shutil.copy(each, log)
+        killed, self.killed = self.killed, []
+        for server in killed:
+            self.start(server.shard)
+
+    def before_send(self, server: Server, send: Send) -> str:
+        """Called for each message of a move: pushes, and draws a fault."""
+        if self.pushes_in_moves and not self._is_nested:
+            self._is_nested = True
+            try:
+                for _ in range(self.draw.randrange(3)):
+                    self.push(deadline_seconds=0.2)
+                if self.draw.random() < 0.3:
+                    self.retry()
+            finally:
+                self._is_nested = False
+        if not self.has_faults:
+            return ""
+        event = self.draw.random()
+        if event < 0.01:
+            self.kill(server)
+        target = next((each for each in self.servers.values() if self._is_at(each, send)), None)
+        if event < 0.02 and target is not None and not target.is_dead:
+            with suppress(Killed):
+                self.kill(target)
+            return "cut"
+        return {2: "cut", 3: "lost"}.get(int(event * 100), "")
+
+    def _is_at(self, server: Server, send: Send) -> bool:
+        return send.address == f"shard:{server.shard}"
+
+    def _client_fault(self, send: Send) -> str:
+        if send.method != "Push":
+            return ""
+        if send.address in self.cut:
+            return "cut"
+        return self.draw.choices(["", "lost"], [9, 1])[0] if self.has_faults else ""
+
+    def push(self, deadline_seconds: float = 5.0) -> None:
+        client = self.draw.choice(self.clients)
+        ids = np.array(self.draw.sample(range(NUM_IDS), self.draw.randrange(1, 40)))
+        self.expected.update(ids.tolist())
+        if self.draw.random() < 0.5:
+            self.cut = {f"shard:{self.draw.randrange(len(self.servers))}"}
+        try:
+            client.push(self._gradients(ids), wait="applied", deadline_seconds=deadline_seconds)
+        except PushFailedError as error:
+            self.pending.append((error.token, ids))
+        except DeadlineError:  # nothing was sent
+            self.expected.subtract(ids.tolist())
+        finally:
+            self.cut = set()
+
+    def retry(self, deadline_seconds: float = 0.5) -> None:
+        pending, self.pending = self.pending, []
+        for token, ids in pending:
+            try:
+                self.draw.choice(self.clients).push(
+                    self._gradients(ids), wait="applied", token=token,
+                    deadline_seconds=deadline_seconds,
+                )  # fmt: skip
+            except (PushFailedError, DeadlineError):
+                self.pending.append((token, ids))
+
+    def _gradients(self, ids: np.ndarray) -> dict[str, Any]:
+        return {name: (ids, np.ones((len(ids), each["dim"]))) for name, each in TABLES.items()}
+
+    def resize(self, num_shards: int) -> None:
+        for shard in range(num_shards):
+            if shard not in self.servers:
+                self.start(shard)
+        maps = MapStore(self.store, "map")
+        for _ in range(100):
+            try:
+                resize(self.map(num_shards), maps, Coordinator(self))
+                break
+            except (ResizeError, Killed):
+                self.restart_killed()
+        else:
+            raise AssertionError("the resize did not end")
+        self.restart_killed()
+
+    def check(self) -> None:
+        self.has_faults = False
+        for _ in range(3):
+            self.retry(deadline_seconds=30)
+        assert not self.pending
+        ids = np.arange(NUM_IDS)
+        with self.client() as client:
+            rows = client.pull({"item": ids}).rows["item"]
+        expected = np.array([self.expected[each] for each in range(NUM_IDS)])
+        np.testing.assert_array_equal(rows[:, 0], -expected)
+        owners = MapStore(self.store, "map").read().owners
+        keys = []
+        for shard, server in self.servers.items():
+            found = [each.keys for each in server.tables._storages["item"].scan()]
+            found = np.concatenate([np.empty(0, np.int64), *found])
+            assert (owners[partition(found)] == shard).all(), f"shard {shard + 1} has other rows"
+            keys.append(found)
+        assert len(np.concatenate(keys)) == np.count_nonzero(expected)
+
+    def close(self) -> None:
+        self.restart_killed()
+        for each in self.clients:
+            each.close()
+        for server in self.servers.values():
+            server.service.close()
+            server.tables.close()
+
+
+class Coordinator:
+    """Transport of the command, which learns that a server was killed from a lost connection."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._transport = FaultyTransport(world.services, clock=world.clock)
+
+    def exchange(self, sends: list[Send]) -> list[Outcome]:
+        try:
+            outcomes = list(self._transport.exchange(sends))
+        except Killed:
+            outcomes = [Outcome(None, "UNAVAILABLE", "connection reset")]
+        self._world.restart_killed()
+        return outcomes
+
+    def pause(self, seconds: float) -> None:
+        self._world.clock.now += seconds
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_moves_with_faults_apply_each_push_once(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 0 has no faults."""
+    monkeypatch.setattr("sparring_serve.resizing.resize._NUM_PARTITIONS", 512)
+    # Pushes and moves are in one thread here, so a push would always wait for this time.
+    monkeypatch.setattr("sparring_serve.resizing.moves._CLOSED_SECONDS", 0.001)
+    world = World(tmp_path, seed)
+    try:
+        for _ in range(30):
+            world.push(deadline_seconds=0.2)
+        world.has_faults = seed > 0
+        for num_shards in (5, 2):
+            world.resize(num_shards)
+            world.push()
+        world.check()
+    finally:
+        world.close()
+
+
+needs_redis = pytest.mark.skipif(redis_server_missing() is not None, reason="needs redis-server")
+
+
+class Service:
+    """Servers over gRPC in this process, with the map in Redis."""
+
+    def __init__(self, folder: Path, store: str) -> None:
+        self._folder, self._store = folder, store
+        self._addresses = [[f"127.0.0.1:{free_port()}"] for _ in range(3)]
+        self.servers: dict[int, LookupServer] = {}
+
+    def config(self, num_shards: int, **parameters: Any) -> ServingConfig:
+        given = {"tables": TABLES, "folders": [str(self._folder / "saved")], **parameters}
+        given.setdefault("replication", {"store": self._store})
+        return ServingConfig.model_validate(
+            {"shards": self._addresses[:num_shards], "parameters": given}
+        )
+
+    def start(self, shard: int, num_shards: int) -> None:
+        self.servers[shard] = open_parameter_server(self.config(num_shards), shard=shard)
+
+    def resize(self, num_shards: int) -> None:
+        transport = GrpcTransport(ClientConfig())
+        maps = MapStore(open_store(self._store), "sparring/shard-map")
+        try:
+            resize(self.config(num_shards).shard_map, maps, transport)
+        finally:
+            transport.close()
+
+
+@needs_redis
+def test_servers_gain_and_lose_a_shard_and_restart_with_all_rows(tmp_path: Path) -> None:
+    ids = np.arange(300)
+    gradients = {name: (ids, np.ones((300, each["dim"]))) for name, each in TABLES.items()}
+    with RedisServer() as redis:
+        service = Service(tmp_path, redis.url)
+        try:
+            for shard in range(2):
+                service.start(shard, 2)
+            client = ParameterClient(service.config(2).shard_map)
+            client.push(gradients, wait="applied", deadline_seconds=60)
+            client.save("before")
+            service.start(2, 3)
+            for num_pushes, num_shards in enumerate((3, 2), start=2):
+                service.resize(num_shards)
+                client.push(gradients, wait="applied", deadline_seconds=60)
+                # Without a save, the rows are in the snapshot of two shards and in the push logs.
+                for shard, server in list(service.servers.items()):
+                    server.close()
+                    service.start(shard, max(num_shards, shard + 1))
+                rows = client.pull({"item": ids}, deadline_seconds=60).rows["item"]
+                np.testing.assert_array_equal(rows, -num_pushes)
+                rows = client.save(f"after-{num_shards}").rows
+                assert rows == {"item": 300, "user": 300}
+                client.load(f"after-{num_shards}")
+                rows = client.pull({"item": ids}, deadline_seconds=60).rows["item"]
+                np.testing.assert_array_equal(rows, -num_pushes)
+            client.close()
+        finally:
+            for each in service.servers.values():
+                each.close()
+
+
+def test_requests_that_cannot_be_resized_raise_one_line(tmp_path: Path) -> None:
+    world = World(tmp_path, 0)
+    transport, maps = Coordinator(world), MapStore(world.store, "map")
+    try:
+        with pytest.raises(ConfigError, match="the first 1 shards must stay the same"):
+            resize(ShardReplicas((("other:1",),)), maps, transport)
+        with pytest.raises(ResizeError, match="shard 4 at shard:3 does not answer"):
+            resize(world.map(4), maps, transport)
+        with pytest.raises(ConfigError, match="has no shard map"):
+            resize(world.map(4), MapStore(MemoryStore(), "map"), transport)
+        assert maps.read().num_shards == 3
+    finally:
+        world.close()
