@@ -1,12 +1,20 @@
-"""Partitions move between shards while clients push: each push is applied to each key exactly once."""
+"""Partitions move between shards while clients push: each push is applied to each key exactly once.
+
+The file is long because all tests share the simulated servers, clients and store.
+"""
 
 from __future__ import annotations
 
 import random
 import shutil
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,15 +36,18 @@ from sparring_serve.client.grpc_transport import GrpcTransport
 from sparring_serve.client.transport import Outcome, Send
 from sparring_serve.parameters.push_log import read_partitions
 from sparring_serve.parameters.push_steps import PushFailedError
-from sparring_serve.parameters.push_window import Token
+from sparring_serve.parameters.push_window import WIDTH, PushWindows, Token
 from sparring_serve.parameters.service import ParameterService
 from sparring_serve.parameters.shard import ParameterShard
 from sparring_serve.replication.store import MemoryStore, open_store
 from sparring_serve.resizing.map_store import MapStore
-from sparring_serve.resizing.resize import ResizeError, resize
+from sparring_serve.resizing.resize import ResizeError, _leave, resize
 from sparring_serve.server.lookup_server import LookupServer
 from sparring_serve.service import LookupService
+from sparring_serve.status import StatusError
 from sparring_serve.testing import FaultyTransport
+from sparring_serve.wire.fields import encode
+from sparring_serve.wire.messages import MovedPart, MoveRequest, MoveStage
 
 TABLES: dict[str, Any] = {
     "item": {"dim": 2, "update_method": "sgd", "hyper": {"lr": 1.0}, "initializer": "zeros"},
@@ -392,3 +403,131 @@ def test_requests_that_cannot_be_resized_raise_one_line(tmp_path: Path) -> None:
         assert maps.read().num_shards == 3
     finally:
         world.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Three shards with rows, and no faults."""
+    monkeypatch.setattr("sparring_serve.resizing.moves._CLOSED_SECONDS", 0)
+    world = World(tmp_path, 0)
+    world.pushes_in_moves = False
+    for _ in range(10):
+        world.push()
+    yield world
+    world.close()
+
+
+def _move(world: World) -> bytes:
+    """Moves the first partitions from shard 1 to shard 2."""
+    request = encode(MoveRequest(0, 512, 1))
+    return world.servers[0].service.moves.move(request, 30)
+
+
+def test_a_source_whose_log_fails_accepts_no_pushes_to_partitions_that_moved(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = world.servers[0].service._push_log
+
+    def fail(_: bytes) -> None:
+        raise StorageIOError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "append_change", fail)
+        with pytest.raises(StatusError, match="the disk is full"):
+            _move(world)
+    for _ in range(5):
+        world.push()
+    world.check()
+
+
+def test_rows_are_not_dropped_while_the_source_replaces_the_map(world: World) -> None:
+    source, target = world.servers[0].service.moves, world.servers[1].service.moves
+    replace_map = source._replace_map
+
+    def replace_later(*given: Any) -> ShardReplicas:
+        # Another command starts, or goes back.
+        target.move(encode(MoveRequest(is_settled=True)), 30)
+        return replace_map(*given)
+
+    source._replace_map = replace_later
+    with pytest.raises(StatusError, match="the shard map changed during the move"):
+        _move(world)
+    world.check()
+
+
+def test_all_keys_are_checked_after_a_push_has_waited(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparring_serve.resizing.moves._CLOSED_SECONDS", 5)
+    service = world.servers[0].service
+    moves, ids = service.moves, np.arange(500)
+    first, second = ids[service.lookups.position.shards.shard_of(ids) == 0][:2]
+    pushed = [SimpleNamespace(table="item", ids=np.array([each])) for each in (first, second)]
+    of_first, of_second = (int(partition(each.ids)[0]) for each in pushed)
+    refused: list[StatusError] = []
+
+    def check() -> None:
+        with service._lock:
+            try:
+                moves.check(10, pushed)
+            except StatusError as error:
+                refused.append(error)
+
+    moves._closed[of_second] = True
+    waiting = threading.Thread(target=check)
+    waiting.start()
+    end = time.monotonic() + 30
+    while not moves._opened._waiters and time.monotonic() < end:
+        time.sleep(0.001)
+    with service._lock:
+        moves._closed[of_second], moves._closed[of_first] = False, True
+        moves._opened.notify_all()
+    waiting.join()
+    assert [each.reason for each in refused] == ["moving"]
+    moves._closed[of_first] = False
+
+
+def test_rows_that_do_not_fit_change_neither_the_log_nor_the_tables(world: World) -> None:
+    target = world.servers[1].service
+    begin = MovedPart(MoveStage.BEGIN, "move", 0, 512)
+    target.moves.move_part(encode(begin), 30)
+    keys = np.array([each for each in range(500) if partition(np.array([each]))[0] < 512][:1])
+    wrong = [
+        replace(begin, stage=MoveStage.ROWS, table="other", keys=keys.tobytes(), rows=bytes(8)),
+        replace(begin, stage=MoveStage.ROWS, table="item", keys=keys.tobytes(), rows=bytes(12)),
+        replace(begin, stage=MoveStage.ROWS, table="item", erased=bytes(range(8))),
+        replace(begin, stage=MoveStage.READY, tokens=b"[]"),
+    ]
+    for each in wrong:
+        with pytest.raises(StatusError, match="tables|invalid"):
+            target.moves.move_part(encode(each), 30)
+    target._push_log._max_bytes = target._push_log.num_bytes + 100
+    part = replace(begin, stage=MoveStage.READY, tokens=bytes(200))
+    with suppress(StatusError):
+        target.moves.move_part(encode(part), 30)
+    assert not target._push_log.gap
+    target._push_log._max_bytes = 1 << 30
+    with pytest.raises(Killed):
+        world.kill(world.servers[1])
+    world.restart_killed()
+    world.check()
+
+
+def test_a_shard_with_partitions_is_not_removed(world: World) -> None:
+    maps = MapStore(world.store, "map")
+    with pytest.raises(ResizeError, match="another resize"):
+        _leave(replace(world.map(3), shards=world.map(3).shards[:2]), maps, maps.read())
+    assert maps.read().num_shards == 3
+
+
+def test_windows_stay_small_if_a_shard_knows_much_newer_pushes() -> None:
+    newest = 10_000_000
+    own, other = PushWindows(8), PushWindows(8)
+    own.add(Token("client", 5))
+    other.load([{"client": {"newest": newest, "missing": [], "in_part": []}}])
+    own.join(other.saved(), range(2))
+    saved = own.saved()["client"]
+    assert len(saved["in_part"]) + len(saved["ahead"]) <= 2 * WIDTH
+    assert own.verdict(Token("client", newest - 2 * WIDTH)) == "forgotten"
+    assert own.verdict(Token("client", newest - WIDTH)) == "in part"
+    assert own.applied_before(Token("client", newest)) == {0, 1}

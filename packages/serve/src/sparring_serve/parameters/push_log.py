@@ -367,6 +367,18 @@ class PushLog:
             if not self._sync_seconds:
                 self._fsync()
 
+    def has_space(self, num_bytes: int) -> bool:
+        """Returns whether a record fits.
+
+        Args:
+            num_bytes: Size of the record.
+        """
+        return self.num_bytes + num_bytes <= self._max_bytes
+
+    def sync(self) -> None:
+        """Waits until all records are on the disk."""
+        self._fsync()
+
     def skip(self, why: str) -> None:
         """Stops logging until the next save, and records the reason in the log."""
         if self.gap:

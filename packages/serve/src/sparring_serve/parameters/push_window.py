@@ -99,6 +99,7 @@ class _Window:
 
     def join(self, other: _Window, partitions: range) -> None:
         """Adds what another shard knows of `partitions`, which moved here."""
+        self._forget(other.newest - WIDTH)
         either = self.newest, other.newest
         differing = set(range(max(1, self.newest - WIDTH + 1), other.newest - WIDTH + 1))
         differing.update(range(max(1, min(either) + 1, max(either) - WIDTH + 1), max(either) + 1))
@@ -115,6 +116,15 @@ class _Window:
             elif verdict == Verdict.APPLIED:
                 applied = other.applied_to(number, partitions)
                 self._except(self.behind, number, set(partitions) - applied)
+
+    def _forget(self, newest: int) -> None:
+        """Treats numbers up to `newest` as unknown, except those that are known here."""
+        if newest > self.newest:
+            known = self.newest
+            self.add(newest)
+            unknown = set(range(max(known, newest - WIDTH) + 1, newest + 1))
+            self.missing -= unknown
+            self.in_part |= unknown
 
     def applied_to(self, number: int, partitions: range) -> set[int]:
         if self.is_applied(number):
@@ -227,7 +237,8 @@ class PushWindows:
             known = [
                 each.get(client, {"newest": 0, "missing": [], "in_part": []}) for each in saved
             ]
-            newest = max(each["newest"] for each in known)
+            ahead = [number for each in known for number, _ in each.get("ahead", ())]
+            newest = max([*ahead, *(each["newest"] for each in known)])
             window = self._windows[client] = _Window(newest)
             for number in range(max(1, newest - WIDTH + 1), newest + 1):
                 are_in = [

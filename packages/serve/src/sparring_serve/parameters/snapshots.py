@@ -141,6 +141,7 @@ class ShardSnapshots:
                     url, step=snapshot.step, hash=snapshot.manifest_hash, tables=request.tables
                 )
             )
+            self._moves.check_idle(part.map_number)
             self._ask("LoadPart", replace(part, asks=True), "load", seconds)
             self._scheduled = []  # the same steps may now have other rows
             return self._together("LoadPart", part, self._load_part, "load", deadline)
@@ -287,6 +288,7 @@ class ShardSnapshots:
         self._check_leader("load")
         if not part.asks:
             return encode(self._load_part(part, seconds))
+        self._moves.check_idle(part.map_number)
         with _reject_errors("load"):
             found = open_snapshot(self._url(part.url)).manifest_hash
         if found != part.hash:

@@ -20,21 +20,23 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparring.contracts import NUM_PARTITIONS, partition
-from sparring.errors import StorageIOError
+from sparring.errors import SparringError, StorageIOError
 from sparring_serve.client.transport import Send, Transport
 from sparring_serve.parameters.push_log import PushLog
 from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.shard import Gradients, ParameterShard
 from sparring_serve.resizing.map_store import MapStore
+from sparring_serve.resizing.shard_rows import Incoming
 from sparring_serve.service import LookupService, ShardPosition, decode_request
 from sparring_serve.status import Status, StatusError
 from sparring_serve.tables.shard_ranges import ShardReplicas
@@ -89,10 +91,12 @@ class Moves:
         self._opened = threading.Condition(lock)
         self._adopting = threading.RLock()
         self._one_at_a_time = threading.Lock()
+        self._one_part = threading.Lock()
+        """Locked until a received part is applied, so that the next one is checked afterwards."""
 
     # -- for pushes
 
-    def check(self, map_number: int, pushed: Iterable[Gradients] = ()) -> None:
+    def check(self, map_number: int, pushed: Sequence[Gradients] = ()) -> None:
         """Checks that a push was divided by a map that is still correct. The caller has the lock of the
         queue's order.
 
@@ -103,18 +107,19 @@ class Moves:
             return
         if map_number < self._min_number:
             raise self._moved(f"the call uses shard map {map_number}, and a newer one is in use")
-        for each in pushed:
-            partitions = partition(each.ids)
-            if self._closed[partitions].any() and not self._opened.wait_for(
-                lambda of=partitions: not self._closed[of].any(), _CLOSED_SECONDS
-            ):
-                raise StatusError(
-                    Status.UNAVAILABLE,
-                    f"table {each.table!r}: some of the keys are moving to another shard; push again",
-                    reason="moving",
-                )
-            if map_number < self._min_number or not self._rows.owned[partitions].all():
-                raise self._moved(f"table {each.table!r}: some of the keys belong to another shard")
+        found = [partition(each.ids) for each in pushed]
+        if not found:
+            return
+        # Waiting releases the lock, so all tables are checked after it.
+        partitions = np.concatenate(found)
+        if not self._opened.wait_for(lambda: not self._closed[partitions].any(), _CLOSED_SECONDS):
+            raise StatusError(
+                Status.UNAVAILABLE,
+                "some of the keys are moving to another shard; push again",
+                reason="moving",
+            )
+        if map_number < self._min_number or not self._rows.owned[partitions].all():
+            raise self._moved("some of the keys belong to another shard")
 
     def _moved(self, why: str) -> StatusError:
         return StatusError(
@@ -137,7 +142,7 @@ class Moves:
         """
         if self._store is None:
             return
-        is_moving = self._closed.any() or self._one_at_a_time.locked()
+        is_moving = self._one_at_a_time.locked() or self._one_part.locked() or self._closed.any()
         if is_moving or self._rows.incoming is not None or map_number not in (0, self._map.number):
             raise StatusError(
                 Status.FAILED_PRECONDITION,
@@ -157,9 +162,13 @@ class Moves:
         """Reads the shard map and takes or gives up partitions accordingly.
 
         Raises:
-            StorageIOError: The store or the push log failed.
+            StatusError: The store cannot be reached.
+            StorageIOError: The push log failed.
         """
-        found = None if self._store is None else self._store.read()
+        found = None
+        if self._store is not None:
+            with _unavailable():
+                found = self._store.read()
         if found is not None:
             self.adopt(found)
 
@@ -176,7 +185,10 @@ class Moves:
     def replay(self, content: bytes) -> None:
         """Applies a record of the push log at the start."""
         part: MovedPart = decode_request(MovedPart, content)
-        self._rows.apply(part)
+        try:
+            self._rows.apply(part)
+        except SparringError as error:
+            _log.warning("replay of a move: %s; its rows are not used", error)
         if part.stage == MoveStage.LEAVE:
             self._rows.erase_left(part.begin, part.end)
 
@@ -195,9 +207,16 @@ class Moves:
             is_ready = self._is_ready(gained)
             changes = [(MoveStage.OWN, each) for each in _ranges(gained)]
             changes += [(MoveStage.LEAVE, each) for each in _ranges(left)]
-            for stage, (begin, end) in changes:
-                part = MovedPart(stage, begin=begin, end=end, map_number=shards.number)
-                works.append(self._record(part, log))
+            parts = [
+                MovedPart(stage, begin=begin, end=end, map_number=shards.number)
+                for stage, (begin, end) in changes
+            ]
+            # If the log fails, the map is read again later; until then, the partitions have no owner.
+            self._closed |= left
+            for part in parts:
+                if log is not None:
+                    log.append_change(encode(part))
+            works += [self._queue.call(partial(self._rows.apply, part)) for part in parts]
             if gained.any() or shards.num_shards != self._map.num_shards:
                 self._min_number = shards.number
             self._map = shards
@@ -227,7 +246,7 @@ class Moves:
         """Writes a change to the push log and adds it to the queue."""
         if log is not None:
             log.append_change(encode(part))
-        return self._queue.call(lambda: self._rows.apply(part))
+        return self._queue.call(partial(self._rows.apply, part))
 
     # -- at the source
 
@@ -249,7 +268,8 @@ class Moves:
         if not self._one_at_a_time.acquire(blocking=False):
             raise _refused("this shard is moving other partitions; try again later")
         try:
-            return self._move(request, deadline)
+            with _refuse_errors():
+                return self._move(request, deadline)
         finally:
             self._one_at_a_time.release()
 
@@ -278,29 +298,25 @@ class Moves:
                     self._send_rows(address, part, table, keys, deadline)
                 if sum(map(len, taken.values())) <= _FEW_KEYS:
                     break
-            with self._closed_partitions(begin, end):
-                # Pushes that were accepted before are applied first.
-                last = self._queue.call(lambda: self._rows.finish(part, changed))
-                for each in last.result(_left(deadline)):
-                    self._send(address, each, deadline)
-                after = self._replace_map(shards, begin, end, target)
-                self.adopt(after)
+            with self._in_order():
+                self._closed[begin:end] = True
+            # Pushes that were accepted before are applied first.
+            last = self._queue.call(lambda: self._rows.finish(part, changed))
+            for each in last.result(_left(deadline)):
+                self._send(address, each, deadline)
+            after = self._replace_map(shards, begin, end, target)
         except BaseException:
+            self._open(begin, end)
             self._cancel(address, part)
             raise
         finally:
             self._rows.stop_tracking(changed)
-        self._notify(address)
-        return encode(MoveReply(after.number, num_rows))
-
-    @contextmanager
-    def _closed_partitions(self, begin: int, end: int) -> Iterator[None]:
-        with self._in_order():
-            self._closed[begin:end] = True
+        # This opens the partitions. If it fails, the target owns them, so they stay closed here.
         try:
-            yield
+            self.adopt(after)
         finally:
-            self._open(begin, end)
+            self._notify(address)
+        return encode(MoveReply(after.number, num_rows))
 
     def _open(self, begin: int, end: int) -> None:
         with self._in_order():
@@ -371,29 +387,27 @@ class Moves:
             raise _refused(
                 "this server does not accept partitions; check the servers of the service"
             )
-        if part.stage == MoveStage.BEGIN:
-            self._rows.check_movable()
-            self.read_map()
-        with self._in_order() as log:
-            self._check_part(part, log)
-            done = self._record(part, log)
-        try:
-            done.result(seconds)
-        except TimeoutError:
-            raise StatusError(Status.DEADLINE_EXCEEDED, "the part waits in the queue") from None
+        with _refuse_errors():
+            if part.stage == MoveStage.BEGIN:
+                self._rows.check_movable()
+                self.read_map()
+            # A part that is applied wrongly here would be replayed wrongly at each start.
+            self._rows.check(part)
+            with self._one_part:
+                self._check_part(part)
+                with self._in_order() as log:
+                    if part.stage != MoveStage.CANCEL:
+                        _check_space(log, len(content))
+                    done = self._record(part, log)
+                done.result(seconds)
+                if part.stage == MoveStage.READY and log is not None:
+                    log.sync()  # the source erases the rows next
         return encode(MoveReply(self._map.number))
 
-    def _check_part(self, part: MovedPart, log: PushLog | None) -> None:
-        if log is not None and log.gap:
-            raise StatusError(
-                Status.RESOURCE_EXHAUSTED,
-                f"the push log of this shard is incomplete ({log.gap}); save, then move again",
-                reason="push_log",
-            )
+    def _check_part(self, part: MovedPart) -> None:
         found = self._rows.incoming
         if part.stage == MoveStage.BEGIN:
-            owned = self._rows.owned[part.begin : part.end].any()
-            if owned or (found is not None and found.tokens is not None and self._is_mine(found)):
+            if self._rows.owned[part.begin : part.end].any() or self._is_mine(found):
                 raise _refused("this shard owns some of the partitions; read the shard map again")
         elif part.stage not in (MoveStage.ROWS, MoveStage.READY, MoveStage.CANCEL):
             raise _refused(f"found the stage {part.stage}; upgrade all servers")
@@ -408,20 +422,64 @@ class Moves:
         elif part.stage == MoveStage.CANCEL and self._is_mine(found):
             raise _refused("the partitions already belong to this shard")
 
-    def _is_mine(self, found: Any) -> bool:
-        """Whether the shard map gives this shard the partitions that it received."""
+    def _is_mine(self, found: Incoming | None) -> bool:
+        """Whether the shard map gives this shard the partitions that it received. If it does not, the
+        source cannot change it afterwards."""
         assert self._store is not None
-        shards = self._store.read() or self._map
-        return bool((shards.owners[found.begin : found.end] == self._shard.position.shard).all())
+        if found is None or found.tokens is None:
+            return False
+        number = self._shard.position.shard
+        with _unavailable():
+            # The source may be about to replace the map; with another number, this fails.
+            shards = self._store.renumber(self._map, number)
+        return bool((shards.owners[found.begin : found.end] == number).all())
 
     def _drop_incoming(self) -> None:
-        with self._in_order() as log:
+        with self._one_part:
             found = self._rows.incoming
             if found is None or self._is_mine(found):
                 return
             part = MovedPart(MoveStage.CANCEL, found.move, found.begin, found.end)
-            done = self._record(part, log)
-        done.result()
+            with self._in_order() as log:
+                done = self._record(part, log)
+            done.result()
+
+
+def _check_space(log: PushLog | None, num_bytes: int) -> None:
+    """Rejects a part that does not fit into the push log, which would otherwise not log pushes either."""
+    why = "" if log is None else log.gap
+    if log is not None and not why and not log.has_space(num_bytes):
+        why = "it is full, see parameters.push_log_bytes"
+    if why:
+        raise StatusError(
+            Status.RESOURCE_EXHAUSTED,
+            f"the push log of this shard has no space for moved rows ({why}); save, then move again",
+            reason="push_log",
+        )
+
+
+@contextmanager
+def _unavailable() -> Iterator[None]:
+    """Converts errors of the store to `StatusError`, after which clients try again."""
+    try:
+        yield
+    except StorageIOError as error:
+        raise StatusError(Status.UNAVAILABLE, str(error), reason="store") from error
+
+
+@contextmanager
+def _refuse_errors() -> Iterator[None]:
+    """Converts errors to `StatusError`."""
+    try:
+        yield
+    except StatusError:
+        raise
+    except TimeoutError:
+        raise StatusError(
+            Status.DEADLINE_EXCEEDED, "resize: the queue of the shard was too long"
+        ) from None
+    except SparringError as error:
+        raise _refused(str(error)) from error
 
 
 def _refused(why: str) -> StatusError:

@@ -155,6 +155,10 @@ def _join(wanted: ShardReplicas, maps: MapStore, transport: Transport) -> ShardR
 def _leave(wanted: ShardReplicas, maps: MapStore, current: ShardReplicas) -> ShardReplicas:
     """Removes shards without partitions from the end of the map."""
     while current.num_shards > wanted.num_shards:
+        if next(_moves(current, wanted.num_shards), None) is not None:
+            raise ResizeError(
+                "resize: another resize moved partitions at the same time; run one at a time"
+            )
         after = ShardReplicas(current.shards[: wanted.num_shards], current.number + 1)
         if maps.replace(current, after):
             return after

@@ -17,13 +17,13 @@ import numpy.typing as npt
 
 from sparring import StepContainer, Storage
 from sparring.contracts import NUM_PARTITIONS, EvictedRows, Keys, ShardMap, partition
-from sparring.errors import UnsupportedError
+from sparring.errors import InvalidArgumentError, SparringError, UnsupportedError
 from sparring_serve.parameters.push_window import PushWindows
 from sparring_serve.tables.shard_ranges import ShardReplicas
 from sparring_serve.wire.messages import MovedPart, MoveStage
 from sparring_serve.wire.rows import as_bytes
 
-__all__ = ["ChangedKeys", "ShardRows"]
+__all__ = ["ChangedKeys", "Incoming", "ShardRows"]
 
 _CHUNK_BYTES = 1 << 20
 _SCANNED_ROWS = 8_192
@@ -48,7 +48,7 @@ class _Shard(Protocol):
 
 
 @dataclass(slots=True)
-class _Incoming:
+class Incoming:
     """A move to this shard that has begun."""
 
     move: str
@@ -56,6 +56,8 @@ class _Incoming:
     end: int
     tokens: dict[str, Any] | None = None
     """State of the source when it stopped updating the partitions; None until all rows are here."""
+    is_broken: bool = False
+    """Whether rows could not be written."""
 
 
 class ChangedKeys:
@@ -112,7 +114,7 @@ class ShardRows:
         self._shard, self._number = shard, number
         self._storages, self._turn = storages, turn
         self.owned: Mask = shards.owners == number
-        self.incoming: _Incoming | None = None
+        self.incoming: Incoming | None = None
         self._shards = shards
 
     def use(self, shards: ShardReplicas, owned: Mask) -> None:
@@ -242,29 +244,60 @@ class ShardRows:
             stage = MoveStage(part.stage)
             if stage is MoveStage.BEGIN:
                 self._cancel()
-                self.incoming = _Incoming(part.move, part.begin, part.end)
+                self.incoming = Incoming(part.move, part.begin, part.end)
                 self.describe(self._shards)
             elif stage is MoveStage.CANCEL:
                 self._cancel()
             elif stage is MoveStage.ROWS:
                 self._write(part)
             elif stage is MoveStage.READY:
-                assert self.incoming is not None
-                self.incoming.tokens = json.loads(bytes(part.tokens))
+                if self.incoming is not None and not self.incoming.is_broken:
+                    self.incoming.tokens = json.loads(bytes(part.tokens))
             elif stage is MoveStage.OWN:
                 self._own(part)
             else:
                 self._leave(part)
 
+    def check(self, part: MovedPart) -> None:
+        """Raises `InvalidArgumentError` if a received part does not match the tables."""
+        storage = self._storages.get(part.table)
+        if part.stage == MoveStage.ROWS:
+            width = 0 if storage is None else storage.table.width
+            row_bytes = width * (0 if storage is None else storage.table.numpy_dtype.itemsize)
+            keys = bytes(part.keys) + bytes(part.erased)
+            is_valid = not (len(part.keys) % 8 or len(part.erased) % 8)
+            is_valid &= storage is not None and len(part.rows) == len(part.keys) // 8 * row_bytes
+            if is_valid:
+                own = partition(np.frombuffer(keys, np.int64))
+                is_valid = bool(((own >= part.begin) & (own < part.end)).all())
+            if not is_valid:
+                raise InvalidArgumentError(
+                    f"table {part.table!r}: the rows have another size than here, or keys of other "
+                    "partitions; start all servers with the same tables",
+                    table=part.table,
+                )
+        elif part.stage == MoveStage.READY:
+            try:
+                tokens = json.loads(bytes(part.tokens))
+                PushWindows(1).load([tokens["clients"]])
+                sum([tokens["pushes"], *(tokens["steps"][name] for name in self._storages)])
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise InvalidArgumentError(f"the state of pushes is invalid: {error}") from error
+
     def _write(self, part: MovedPart) -> None:
         storage = self._storages[part.table]
         keys = np.frombuffer(part.keys, np.int64)
         rows = np.frombuffer(part.rows, storage.table.numpy_dtype)
-        if len(keys):
-            storage.upsert(keys.copy(), rows.reshape(len(keys), -1).copy())
         erased = np.frombuffer(part.erased, np.int64)
-        if len(erased):
-            storage.erase(erased.copy())
+        try:
+            if len(keys):
+                storage.upsert(keys.copy(), rows.reshape(len(keys), -1).copy())
+            if len(erased):
+                storage.erase(erased.copy())
+        except SparringError:
+            if self.incoming is not None:
+                self.incoming.is_broken = True
+            raise
 
     def _cancel(self) -> None:
         """Drops the rows of a move that did not end."""
