@@ -40,7 +40,7 @@ from sparring_serve.parameters.push_window import WIDTH, PushWindows, Token
 from sparring_serve.parameters.service import ParameterService
 from sparring_serve.parameters.shard import ParameterShard
 from sparring_serve.replication.store import MemoryStore, open_store
-from sparring_serve.resizing.map_store import MapStore
+from sparring_serve.resizing.map_store import MapStore, map_key
 from sparring_serve.resizing.resize import ResizeError, _leave, resize
 from sparring_serve.server.lookup_server import LookupServer
 from sparring_serve.service import LookupService
@@ -92,6 +92,9 @@ class StoreOf(MapStore):
     def __init__(self, server: Server) -> None:
         super().__init__(server.world.store, "map")
         self._server = server
+
+    def close(self) -> None:
+        """Does nothing: the store of the simulation remains."""
 
     def replace(self, before: ShardReplicas | None, after: ShardReplicas) -> bool:
         server, world = self._server, self._server.world
@@ -350,7 +353,7 @@ class Service:
 
     def resize(self, num_shards: int) -> None:
         transport = GrpcTransport(ClientConfig())
-        maps = MapStore(open_store(self._store), "sparring/shard-map")
+        maps = MapStore(open_store(self._store), map_key(str(self._folder / "saved")))
         try:
             resize(self.config(num_shards).shard_map, maps, transport)
         finally:
