@@ -1,5 +1,8 @@
 """The lookup service without a network: takes request bytes, returns reply bytes or raises
-`StatusError`."""
+`StatusError`.
+
+The file is long because all methods of servers of both roles share the checks of requests.
+"""
 
 from __future__ import annotations
 

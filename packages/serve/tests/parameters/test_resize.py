@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from sparring.contracts import partition
-from sparring.errors import ConfigError, DeadlineError, StorageIOError
+from sparring.errors import ConfigError, DeadlineError, StorageIOError, UnsupportedError
 from sparring_redis.testing.server import RedisServer, free_port, redis_server_missing
 from sparring_serve import (
     ClientConfig,
@@ -34,13 +34,13 @@ from sparring_serve import (
 )
 from sparring_serve.client.grpc_transport import GrpcTransport
 from sparring_serve.client.transport import Outcome, Send
-from sparring_serve.parameters.push_log import read_partitions
+from sparring_serve.parameters.push_log import PushLog, read_partitions
 from sparring_serve.parameters.push_steps import PushFailedError
 from sparring_serve.parameters.push_window import WIDTH, PushWindows, Token
 from sparring_serve.parameters.service import ParameterService
 from sparring_serve.parameters.shard import ParameterShard
 from sparring_serve.replication.store import MemoryStore, open_store
-from sparring_serve.resizing.map_store import MapStore, map_key
+from sparring_serve.resizing.map_store import MapStore, check_not_resized, map_key
 from sparring_serve.resizing.resize import ResizeError, _leave, resize
 from sparring_serve.server.lookup_server import LookupServer
 from sparring_serve.service import LookupService
@@ -403,9 +403,53 @@ def test_requests_that_cannot_be_resized_raise_one_line(tmp_path: Path) -> None:
             resize(world.map(4), maps, transport)
         with pytest.raises(ConfigError, match="has no shard map"):
             resize(world.map(4), MapStore(MemoryStore(), "map"), transport)
+        followers = ShardReplicas((*world.map(3).shards, ("shard:3", "other:3")))
+        with pytest.raises(UnsupportedError, match="followers do not receive moved rows"):
+            resize(followers, maps, transport)
         assert maps.read().num_shards == 3
     finally:
         world.close()
+
+
+def test_a_service_with_followers_rejects_moves(tmp_path: Path) -> None:
+    position = ShardPosition(ShardReplicas((("a", "b"), ("c", "d"))))
+    tables = ParameterShard(
+        ParametersConfig.model_validate({"tables": TABLES, "folders": [str(tmp_path / "saved")]}),
+        position,
+    )
+    lookups = LookupService(tables, position, parameters=tables.describe())
+    service = ParameterService(tables, lookups, FaultyTransport({}))
+    service.resume()
+    try:
+        for request, method in (
+            (MoveRequest(0, 1, 1), "Move"),
+            (MovedPart(begin=0, end=1), "MovePart"),
+        ):
+            with pytest.raises(StatusError, match="resize: this s"):
+                service.methods()[method][1](encode(request), 30.0)
+        assert service.shard.steps == 0
+    finally:
+        service.close()
+        tables.close()
+    maps = MapStore(MemoryStore(), "map")
+    check_not_resized(maps, position.shards)
+    maps.replace(None, ShardReplicas((("a",), ("c",), ("e",))))
+    with pytest.raises(ConfigError, match="resize has moved rows to 3 shards"):
+        check_not_resized(maps, position.shards)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 0), (0, 1)])
+def test_pushes_before_a_change_of_replication_are_not_lost_silently(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    lost = []
+    for num_shards in (before, after):
+        log = PushLog(tmp_path, 0, num_shards, 1 << 20, 0.0)
+        lost.append(log.resume("", lambda _: None).lost)
+        log.append(b"push")
+        log.close()
+    assert not lost[0]
+    assert "contains 1 pushes" in lost[1]
 
 
 @pytest.fixture
@@ -502,7 +546,7 @@ def test_rows_that_do_not_fit_change_neither_the_log_nor_the_tables(world: World
         replace(begin, stage=MoveStage.READY, tokens=b"[]"),
     ]
     for each in wrong:
-        with pytest.raises(StatusError, match="tables|invalid"):
+        with pytest.raises(StatusError, match=r"tables|invalid"):
             target.moves.move_part(encode(each), 30)
     target._push_log._max_bytes = target._push_log.num_bytes + 100
     part = replace(begin, stage=MoveStage.READY, tokens=bytes(200))

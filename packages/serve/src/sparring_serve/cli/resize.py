@@ -39,9 +39,7 @@ def resize(
     move_seconds: Annotated[
         float, typer.Option(help="Deadline of each move of up to 128 partitions.", min=1.0)
     ] = 60.0,
-    pause_seconds: Annotated[
-        float, typer.Option(help="Time between moves.", min=0.0)
-    ] = 0.2,
+    pause_seconds: Annotated[float, typer.Option(help="Time between moves.", min=0.0)] = 0.2,
     save: Annotated[
         bool, typer.Option("--save/--no-save", help="Save all shards at the end.")
     ] = True,

@@ -208,7 +208,7 @@ class PushLog:
             begin = None
             if start is not None:
                 begin = next((i for i in reversed(range(len(own))) if own[i].base == base), None)
-            lost = "" if own or not self._num_shards else self._other_shards(base)
+            lost = "" if own else self._other_shards(base)
             num_pushes = 0
             if begin is None:
                 is_wanted = start != "newest" and bool(own) and own[-1].is_ended
@@ -217,13 +217,7 @@ class PushLog:
                     # The server ended normally and now starts with another snapshot.
                     lost = ""
             else:
-                for each in own[begin:]:
-                    for kind, payload in _records(each.path):
-                        if kind == RecordKind.PUSH:
-                            apply(payload)
-                            num_pushes += 1
-                        elif kind == RecordKind.CHANGE:
-                            change(payload)
+                num_pushes = _replay(own[begin:], apply, change)
                 lost = self._missing(own[begin:])
             is_complete = bool(own) and begin is not None and not lost
             self.incarnation = own[-1].header["incarnation"] if is_complete else new_incarnation()
@@ -281,14 +275,14 @@ class PushLog:
 
     def _other_shards(self, base: str) -> str:
         """Describes pushes after the same snapshot in logs that another number of shards wrote."""
-        for path in sorted(self.folder.glob("shard-*-of-*.*.log")):
-            each = None if path.name.startswith(self._stem) else self._read(path)
+        for path in sorted(self.folder.glob("shard-*.*.log")):
+            each = None if path.name.startswith(f"{self._stem}.") else self._read(path)
             is_other = each is not None and each.header["num_shards"] != self._num_shards
             if each is not None and is_other and each.base == base and each.num_pushes:
                 return (
                     f"{path} contains {each.num_pushes:,} pushes of a service with another number of "
-                    "shards, which are not replayed; start that many shards and save before you change "
-                    "the number"
+                    "shards, or with other replicas or parameters.replication, which are not replayed; "
+                    "start it as before, and save before you change them"
                 )
         return ""
 
@@ -582,6 +576,21 @@ class PushLog:
                         "push log %s: fsync failed and will be repeated: %s; check the disk",
                         self.folder, error,
                     )  # fmt: skip
+
+
+def _replay(
+    segments: list[_Segment], apply: Callable[[bytes], None], change: Callable[[bytes], None]
+) -> int:
+    """Applies all records; returns the number of pushes."""
+    num_pushes = 0
+    for each in segments:
+        for kind, payload in _records(each.path):
+            if kind == RecordKind.PUSH:
+                apply(payload)
+                num_pushes += 1
+            elif kind == RecordKind.CHANGE:
+                change(payload)
+    return num_pushes
 
 
 def _add_positions(segments: list[_Segment]) -> None:

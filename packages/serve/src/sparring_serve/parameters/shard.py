@@ -1,4 +1,7 @@
-"""One shard of trainable tables: an engine of one rank over the partitions of the shard."""
+"""One shard of trainable tables: an engine of one rank over the partitions of the shard.
+
+The file is long because lookups, pushes, saves and loads take turns on the same tables.
+"""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def check_not_resized(maps: MapStore, shards: ShardReplicas) -> None:
     found = maps.read()
     if found is not None and not np.array_equal(found.owners, shards.owners):
         raise ConfigError(
-            f"role parameters: `shards` lists {shards.num_shards} shards with several replicas, but the "
-            f"rows of this service are on {found.num_shards} shards of a resize; finish it, save, and list "
-            "as many shards, or use another database of parameters.replication.store"
+            f"role parameters: `shards` lists {shards.num_shards} shards with several replicas, but a "
+            f"resize has moved rows to {found.num_shards} shards; end it, save, and list as many, or use "
+            "another database of parameters.replication.store"
         )

@@ -12,6 +12,8 @@
 
 Until the map is replaced, the source can cancel: it accepts pushes again, and the target drops the rows.
 A server that restarts replays these records from its push log and reads the map.
+
+The file is long because the source and the target share the locks and the map.
 """
 
 from __future__ import annotations
@@ -255,9 +257,8 @@ class Moves:
         request: MoveRequest = decode_request(MoveRequest, content)
         if self._store is None:
             raise _refused(
-                "this service cannot be resized, because its shards have several replicas, or its servers "
-                "share no store (parameters.replication.store); save, stop all servers, and start the new "
-                "number of shards"
+                "this service cannot be resized, because its shards have several replicas, or no "
+                "parameters.replication.store is set; save, stop all servers, and start the new number"
             )
         self.read_map()
         if request.is_settled:

@@ -86,8 +86,8 @@ def resize(
     """
     if any(len(each) > 1 for each in wanted.shards):
         raise UnsupportedError(
-            "resize: `shards` lists several replicas of a shard, and followers do not receive moved rows; "
-            "save, stop all servers, and start the new number of shards"
+            "resize: `shards` lists several replicas of a shard, and followers do not receive moved "
+            "rows; save, stop all servers, and start the new number of shards"
         )
     begin = time.monotonic()
     current = _join(wanted, maps, transport)
