@@ -184,7 +184,7 @@ def _trial(service: _Service, number: int, seen: Counter[str], failures: list[st
         with ParameterClient.from_config(service.file(2)) as client:
             rows = client.pull({"item": np.arange(_NUM_IDS)}, deadline_seconds=10).rows["item"]
             saved = client.save(f"after-{number}")
-        counts = sum(each.counts for each in clients)
+        counts = np.sum([each.counts for each in clients], axis=0)
         if not np.array_equal(rows, np.repeat(-counts[:, None], _DIM, axis=1)):
             failures.append(f"trial {number}: {np.sum(rows[:, 0] != -counts):,} rows differ")
         keys = np.concatenate([each.keys for each in scan_rows(open_snapshot(saved.url), "item")])

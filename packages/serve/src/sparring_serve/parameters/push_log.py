@@ -394,7 +394,7 @@ class PushLog:
         self._number += 1
         position = self.position + is_record
         path = self.folder / f"{self._stem}.{self._number:08d}.log"
-        header = {
+        header: dict[str, Any] = {
             "incarnation": self.incarnation,
             "base": base,
             "is_load": is_load,

@@ -10,7 +10,7 @@ from sparring_serve.parameters.service import ParameterService
 from sparring_serve.parameters.shard import ParameterShard
 from sparring_serve.replication.owner import ReplicaPlace, shard_key
 from sparring_serve.replication.store import open_store
-from sparring_serve.resizing.map_store import MapStore, check_not_resized, map_key
+from sparring_serve.resizing.map_store import MapStore, map_key
 from sparring_serve.server.lookup_server import LookupServer
 from sparring_serve.service import LookupService, ShardPosition
 
@@ -53,14 +53,9 @@ def open_parameter_server(
         )
     position, maps = ShardPosition(config.shard_map, shard), None
     store = None if declared.replication is None else open_store(declared.replication.store)
-    if store is not None:
+    if store is not None and not has_replicas:  # followers do not receive the rows of a resize
         maps = MapStore(store, map_key(declared.folders[0]))
-        if has_replicas:
-            # Followers do not receive the rows of a resize.
-            check_not_resized(maps, config.shard_map)
-            maps = None
-        else:
-            position = ShardPosition(maps.renumber(config.shard_map, shard), shard)
+        position = ShardPosition(maps.renumber(config.shard_map, shard), shard)
     if replica:
         # The replicas of a shard may run on one machine, and then need separate logs. The first one
         # continues the log of a shard that had no followers.

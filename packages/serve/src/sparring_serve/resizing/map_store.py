@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import numpy as np
-
-from sparring.errors import ConfigError, SparringError, StorageIOError
+from sparring.errors import SparringError, StorageIOError
 from sparring_serve.replication.store import CoordinationStore
 from sparring_serve.tables.shard_ranges import ShardReplicas
 
-__all__ = ["MapStore", "check_not_resized", "map_key"]
+__all__ = ["MapStore", "map_key"]
 
 
 def map_key(folder: str) -> str:
@@ -77,22 +75,3 @@ class MapStore:
                 after = replace(found, shards=tuple(shards), number=found.number + 1)
             if self.replace(found, after):
                 return after
-
-
-def check_not_resized(maps: MapStore, shards: ShardReplicas) -> None:
-    """Checks that partitions are where shards with several replicas expect them.
-
-    Args:
-        maps: Store of the service.
-        shards: Shards of the configuration.
-
-    Raises:
-        ConfigError: The service was resized, or is being resized, to other shards.
-    """
-    found = maps.read()
-    if found is not None and not np.array_equal(found.owners, shards.owners):
-        raise ConfigError(
-            f"role parameters: `shards` lists {shards.num_shards} shards with several replicas, but a "
-            f"resize has moved rows to {found.num_shards} shards; end it, save, and list as many, or use "
-            "another database of parameters.replication.store"
-        )
