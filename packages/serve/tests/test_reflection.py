@@ -156,7 +156,7 @@ def test_described_messages_equal_our_classes(file: str) -> None:
 
 def test_the_described_methods_are_served(serve: Serve) -> None:
     told = [(each.service, name) for each in map(read_proto, PROTO_FILES) for name in each.methods]
-    assert len(told) == 20
+    assert len(told) == 22
     server = serve()
     assert call(server.address, f"{SERVICE}/Other")[1] == "Method not found!"
     for service, name in told:

@@ -127,7 +127,8 @@ std::unordered_map<std::string, Method> make_methods(bool only_probes) {
   methods[path(kLookup, "Recommend")] = {recommend, kPull, true, &Metrics::recommends, false, true};
   methods[path(kLookup, "Describe")] = {describe, kPull};
   methods[path(kLookup, "Refresh")] = {refresh, Role::kAdmin, true, nullptr, true};
-  for (const char* name : {"Push", "Flush", "Save", "Load", "SavePart", "LoadPart", "Replicate"}) {
+  for (const char* name : {"Push", "Flush", "Save", "Load", "SavePart", "LoadPart", "Replicate", "Move",
+                           "MovePart"}) {
     methods[path(kLookup, name)] = {refuse_change, kPull};
   }
   methods[path(kInference, "ModelInfer")] = {infer, kPull, false, &Metrics::pulls};

@@ -124,7 +124,7 @@ class Client:
         config = _read_config(path, overrides)
         client = cls(config.shard_map, config.client)
         client._session.read_newer = WatchedFile(
-            Path(path), lambda found: read_serving_config(found, overrides).shard_map
+            Path(path), lambda _: read_serving_config(Path(path), overrides).shard_map
         )
         return client
 
