@@ -217,6 +217,7 @@ def _compare(
         seen[f"{kind}es during" if kind == "push" else f"{kind}s during"] += len(moving)
         seen[f"p99 of a {kind} before, µs"] = int(1000 * before)
         seen[f"p99 of a {kind} during, µs"] = int(1000 * during)
+        seen[f"slowest {kind} during, µs"] = int(1e6 * max(moving))
         if during > 2 * before:
             failures.append(
                 f"trial {number}: p99 of a {kind} is {during:.1f} ms during the moves and "

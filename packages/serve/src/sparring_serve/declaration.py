@@ -213,8 +213,8 @@ class ParametersConfig(DocumentModel):
     )
     save_seconds: Annotated[float, Field(gt=0, le=86_400)] = Field(
         600.0,
-        description="Maximum time of a save, a load or a flush. Shards wait for each other for at "
-        "most this time.",
+        description="Maximum time of a save, a load, a flush or a move of partitions. Shards wait for "
+        "each other for at most this time.",
     )
     save: ScheduledSaveConfig = ScheduledSaveConfig()
     replication: ReplicationConfig | None = Field(

@@ -314,7 +314,6 @@ def test_moves_with_faults_apply_each_push_once(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seed 0 has no faults."""
-    monkeypatch.setattr("sparring_serve.resizing.resize._NUM_PARTITIONS", 512)
     # Pushes and moves are in one thread here, so a push would always wait for this time.
     monkeypatch.setattr("sparring_serve.resizing.moves._CLOSED_SECONDS", 0.001)
     world = World(tmp_path, seed)
@@ -355,7 +354,7 @@ class Service:
         transport = GrpcTransport(ClientConfig())
         maps = MapStore(open_store(self._store), map_key(str(self._folder / "saved")))
         try:
-            resize(self.config(num_shards).shard_map, maps, transport)
+            resize(self.config(num_shards).shard_map, maps, transport, pause_seconds=0)
         finally:
             transport.close()
 
@@ -482,6 +481,16 @@ def test_a_source_whose_log_fails_accepts_no_pushes_to_partitions_that_moved(
     world.check()
 
 
+def test_rows_are_on_the_disk_of_the_target_before_pushes_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, log = world.servers[0].service.moves, world.servers[1].service._push_log
+    synced = []
+    monkeypatch.setattr(log, "sync", lambda: synced.append(bool(source._closed.any())))
+    _move(world)
+    assert synced == [False]
+
+
 def test_rows_are_not_dropped_while_the_source_replaces_the_map(world: World) -> None:
     source, target = world.servers[0].service.moves, world.servers[1].service.moves
     replace_map = source._replace_map
@@ -500,7 +509,7 @@ def test_rows_are_not_dropped_while_the_source_replaces_the_map(world: World) ->
 def test_all_keys_are_checked_after_a_push_has_waited(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparring_serve.resizing.moves._CLOSED_SECONDS", 5)
+    monkeypatch.setattr("sparring_serve.resizing.moves._CLOSED_SECONDS", 1)
     service = world.servers[0].service
     moves, ids = service.moves, np.arange(500)
     first, second = ids[service.lookups.position.shards.shard_of(ids) == 0][:2]

@@ -23,7 +23,7 @@ def add_resize(application: typer.Typer) -> None:
         group="Serve",
         examples=[
             "sparring resize parameters-5.yaml",
-            "sparring resize parameters-5.yaml --move-seconds 300 --json",
+            "sparring resize parameters-5.yaml --pause-seconds 10 --json",
         ],
     )
 
@@ -36,10 +36,9 @@ def resize(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Override values of the file."),
     ] = None,
-    move_seconds: Annotated[
-        float, typer.Option(help="Deadline of each move of up to 128 partitions.", min=1.0)
-    ] = 60.0,
-    pause_seconds: Annotated[float, typer.Option(help="Time between moves.", min=0.0)] = 0.2,
+    pause_seconds: Annotated[
+        float, typer.Option(help="Time between moves of up to 512 partitions.", min=0.0)
+    ] = 2.0,
     save: Annotated[
         bool, typer.Option("--save/--no-save", help="Save all shards at the end.")
     ] = True,
@@ -62,7 +61,11 @@ def resize(
     transport = GrpcTransport(read.client)
     try:
         done = move_all(
-            read.shard_map, maps, transport, move_seconds=move_seconds, pause_seconds=pause_seconds
+            read.shard_map,
+            maps,
+            transport,
+            move_seconds=read.parameters.save_seconds,
+            pause_seconds=pause_seconds,
         )
     finally:
         transport.close()

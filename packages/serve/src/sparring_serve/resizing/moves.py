@@ -2,7 +2,9 @@
 
     source                                  target
     BEGIN ────────────────────────────────► drops rows of an earlier attempt
-    ROWS  all rows, then rows that changed ► writes them; it does not answer for them yet
+    ROWS  all rows ───────────────────────► writes them; it does not answer for them yet
+    SYNC  ────────────────────────────────► waits until the rows are on its disk
+    ROWS  rows that changed ──────────────► writes them
     stops accepting pushes to the partitions
     ROWS  the last changes ───────────────► writes them
     READY pushes that were applied ───────► keeps them
@@ -293,12 +295,14 @@ class Moves:
             for table, keys in self._rows.scan(begin, end):
                 num_rows += len(keys)
                 self._send_rows(address, part, table, keys, deadline)
+            self._send(address, replace(part, stage=MoveStage.SYNC), deadline)
             for _ in range(_MAX_ROUNDS):
                 taken = {table: each.take() for table, each in changed.items()}
                 for table, keys in taken.items():
                     self._send_rows(address, part, table, keys, deadline)
                 if sum(map(len, taken.values())) <= _FEW_KEYS:
                     break
+            closed_at = time.monotonic()
             with self._in_order():
                 self._closed[begin:end] = True
             # Pushes that were accepted before are applied first.
@@ -312,6 +316,10 @@ class Moves:
             raise
         finally:
             self._rows.stop_tracking(changed)
+        _log.info(
+            "moved partitions %d to %d with %d rows to shard %d; pushes to them waited %.1f ms",
+            begin, end - 1, num_rows, target + 1, 1000 * (time.monotonic() - closed_at),
+        )  # fmt: skip
         # This opens the partitions. If it fails, the target owns them, so they stay closed here.
         try:
             self.adopt(after)
@@ -401,8 +409,9 @@ class Moves:
                         _check_space(log, len(content))
                     done = self._record(part, log)
                 done.result(seconds)
-                if part.stage == MoveStage.READY and log is not None:
-                    log.sync()  # the source erases the rows next
+                if part.stage == MoveStage.SYNC and log is not None:
+                    # The source erases the rows later. A power failure can only lose the last changes.
+                    log.sync()
         return encode(MoveReply(self._map.number))
 
     def _check_part(self, part: MovedPart) -> None:
@@ -410,7 +419,7 @@ class Moves:
         if part.stage == MoveStage.BEGIN:
             if self._rows.owned[part.begin : part.end].any() or self._is_mine(found):
                 raise _refused("this shard owns some of the partitions; read the shard map again")
-        elif part.stage not in (MoveStage.ROWS, MoveStage.READY, MoveStage.CANCEL):
+        elif part.stage in (MoveStage.OWN, MoveStage.LEAVE) or part.stage not in set(MoveStage):
             raise _refused(f"found the stage {part.stage}; upgrade all servers")
         elif found is None or (found.move, found.begin, found.end) != (
             part.move,

@@ -26,8 +26,8 @@ __all__ = ["ResizeError", "ResizeResult", "resize"]
 
 _log = logging.getLogger(__name__)
 
-_NUM_PARTITIONS = 128
-"""Maximum number of partitions of one move."""
+_NUM_PARTITIONS = 512
+"""Maximum number of partitions of one move. At the end of each move, pushes wait for milliseconds."""
 _ATTEMPTS = 5
 
 
@@ -66,8 +66,8 @@ def resize(
     maps: MapStore,
     transport: Transport,
     *,
-    move_seconds: float = 60.0,
-    pause_seconds: float = 0.2,
+    move_seconds: float = 300.0,
+    pause_seconds: float = 2.0,
 ) -> ResizeResult:
     """Moves partitions until the service has the given shards.
 

@@ -255,7 +255,7 @@ class ShardRows:
                     self.incoming.tokens = json.loads(bytes(part.tokens))
             elif stage is MoveStage.OWN:
                 self._own(part)
-            else:
+            elif stage is MoveStage.LEAVE:
                 self._leave(part)
 
     def check(self, part: MovedPart) -> None:

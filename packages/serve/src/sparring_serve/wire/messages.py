@@ -433,6 +433,7 @@ class MoveStage(IntEnum):
     CANCEL = 3
     OWN = 4
     LEAVE = 5
+    SYNC = 6
 
 
 @dataclass(frozen=True, slots=True)
