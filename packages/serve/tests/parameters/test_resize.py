@@ -309,7 +309,9 @@ class Coordinator:
         self._world.clock.now += seconds
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(each, marks=pytest.mark.long) for each in (2, 3))]
+)
 def test_moves_with_faults_apply_each_push_once(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
