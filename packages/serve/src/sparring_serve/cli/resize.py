@@ -37,7 +37,7 @@ def resize(
         typer.Argument(metavar="[KEY=VALUE]...", help="Override values of the file."),
     ] = None,
     pause_seconds: Annotated[
-        float, typer.Option(help="Time between moves of up to 512 partitions.", min=0.0)
+        float, typer.Option(help="Seconds between moves of up to 512 partitions.", min=0.0)
     ] = 2.0,
     save: Annotated[
         bool, typer.Option("--save/--no-save", help="Save all shards at the end.")
