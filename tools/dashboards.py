@@ -18,7 +18,15 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-__all__ = ["Panel", "Query", "generated_files", "of_job", "panels_of", "read_dashboards"]
+__all__ = [
+    "FROM_ZERO",
+    "Panel",
+    "Query",
+    "generated_files",
+    "of_job",
+    "panels_of",
+    "read_dashboards",
+]
 
 ROOT = Path(__file__).parents[1]
 PANELS = ROOT / "configs/grafana/panels.yaml"
@@ -30,7 +38,7 @@ _WIDTH, _HEIGHT, _LINE = 8, 8, 24
 
 _KINDS = {"graph": "timeseries", "stacked": "timeseries", "stat": "stat", "bars": "bargauge"}
 
-_FROM_ZERO = ("percentunit", "s", "Bps", "bytes", "reqps")
+FROM_ZERO = ("percentunit", "s", "Bps", "bytes", "reqps")
 """Units of panels whose axis begins at 0."""
 
 _DATA_SOURCE = {"type": "prometheus", "uid": "${source}"}
@@ -170,7 +178,7 @@ def _field(panel: Panel) -> dict[str, Any]:
     field: dict[str, Any] = {"unit": panel.unit}
     if panel.kind == "stacked":
         field["custom"] = {"stacking": {"mode": "normal"}, "fillOpacity": 40}
-    if panel.unit in _FROM_ZERO:
+    if panel.unit in FROM_ZERO:
         field["min"] = 0
     return field
 

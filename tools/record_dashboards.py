@@ -30,7 +30,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pyarrow
-from dashboards import Panel, Query, of_job, panels_of, read_dashboards
+from dashboards import FROM_ZERO, Panel, Query, of_job, panels_of, read_dashboards
 from pyarrow import parquet
 
 from sparring.errors import SparringError
@@ -48,6 +48,9 @@ JOBS = {
     "stream": "stream",
 }
 """Dashboard → the job that it shows."""
+
+_UNITS = {"percentunit": "%", "short": "", "none": "", "Bps": "bytes/s", "reqps": "per second"}
+"""Unit of Grafana → text in a title."""
 
 TRAINING = """
 seed: 1
@@ -235,21 +238,27 @@ def draw(name: str, title: str, panels: list[tuple[Panel, dict[str, Any]]], outp
         for panel, series in line:
             axes = figure.add_subplot(grid[number, begin : begin + panel.width])
             begin += panel.width
-            axes.set_title(f"{panel.title} ({panel.unit})", fontsize=10)
+            unit = _UNITS.get(panel.unit, panel.unit)
+            axes.set_title(panel.title + (f" ({unit})" if unit else ""), fontsize=10)
             _draw_panel(axes, panel, series)
     figure.savefig(output / f"{name}.png", dpi=80)
     plt.close(figure)
 
 
 def _draw_panel(axes: Any, panel: Panel, series: dict[str, Any]) -> None:
+    if panel.unit == "percentunit":
+        series = {label: points * [1, 100] for label, points in series.items()}
     if panel.kind == "stat":
         text = "\n".join(f"{label}\n{points[-1, 1]:.3g}" for label, points in series.items())
         axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=16)
         axes.set_axis_off()
         return
     if panel.kind == "bars":
-        axes.barh(list(series), [points[-1, 1] for points in series.values()])
+        for place, (label, points) in enumerate(series.items()):
+            axes.barh(place, points[-1, 1], alpha=0.5)
+            axes.text(0, place, f" {label}", va="center")
         axes.invert_yaxis()
+        axes.set_yticks([])
         return
     end = max(points[-1, 0] for points in series.values())
     if panel.kind == "stacked":
@@ -262,6 +271,9 @@ def _draw_panel(axes: Any, panel: Panel, series: dict[str, Any]) -> None:
     if len(series) <= 10:  # A longer legend would cover the panels below.
         axes.legend(fontsize=7, loc="upper left")
     axes.tick_params(labelsize=7)
+    axes.set_xlabel("seconds", fontsize=7)
+    if panel.unit in FROM_ZERO:
+        axes.set_ylim(bottom=0)
 
 
 def main() -> None:
