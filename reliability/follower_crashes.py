@@ -12,6 +12,8 @@ equal     at the end, the logs of all replicas are equal
 ends      the shard answers again when the faults have ended
 
 The seed of a trial is its number, so `--trials` repeats the same trials.
+
+The file is long because the faults, the clients and the checks share the state of a trial.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ __all__ = ["TRIALS", "run", "run_trial"]
 TRIALS = 30_000
 
 _LEASE, _FAULTY_SECONDS, _CALM_SECONDS = 1.0, 5.0, 8.0
+_FAULT_SECONDS, _READ_SECONDS = (0.2, 2.5, 4.0), 0.2
 _PUSH, _SAVE = 1, 0
 
 
@@ -100,9 +103,13 @@ class _Process:
     life: int = 0
     """Number of the process; events of an earlier one have no effect."""
     stopped_until: float = 0.0
+    cut_until: float = 0.0
+    """Time until which it reaches only clients, neither the store nor other replicas."""
     waiting: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)
     """Epoch and position of pushes that are not acknowledged yet, and their replies."""
     is_saving: bool = False
+    is_ending: bool = False
+    """Whether it resigns instead of the next renewal, and ends."""
 
 
 class _World:
@@ -121,7 +128,7 @@ class _World:
         self._replica = replica
         self._is_calm = False
         self._is_crashing = 0.0
-        self.loss, self.delay = draw.choice([0, 0.05, 0.3]), draw.choice([0.005, 0.05, 0.4])
+        self.loss, self.delay = draw.choice([0, 0.05, 0.3]), draw.choice([0.005, 0.03, 0.2])
         names = ["a", "b", "c"][: draw.choice([2, 3, 3])]
         self.flags = draw.random() < 0.5
         """Whether pushes are accepted without a follower."""
@@ -141,7 +148,9 @@ class _World:
                 if process.life != life or process.replica is None:
                     return
                 if self.now < process.stopped_until:
-                    self.at(process.stopped_until - self.now, run, process)
+                    # Threads and connections of a process that continues have no order.
+                    pause = process.stopped_until - self.now + self.draw.uniform(0, 0.05)
+                    self.at(pause, run, process)
                     return
                 try:
                     run()
@@ -178,7 +187,7 @@ class _World:
 
     def start(self, process: _Process) -> None:
         process.life += 1
-        process.waiting, process.is_saving = [], False
+        process.waiting, process.is_saving, process.is_ending = [], False, False
         others = [each for each in self.processes if each != process.name]
         # Clocks have different rates.
         rate = 1 + self.draw.uniform(-0.02, 0.02)
@@ -191,31 +200,35 @@ class _World:
             follower = self.processes[each]
             self.at(0.0, partial(self.replicate, process, follower), process)
 
-    def crash(self, process: _Process) -> None:
+    def crash(self, process: _Process, what: str = "crashes") -> None:
         if process.replica is None:
             return
-        self.counts["crashes"] += 1
+        self.counts[what] += 1
         process.replica = None
         process.life += 1
         self.at(self.draw.choice([0.01, 0.3, 2.5]), lambda: self.start(process))
 
     def stop(self, process: _Process) -> None:
         self.counts["stops"] += 1
-        process.stopped_until = self.now + self.draw.choice([0.2, 1.5, 3.0])
+        process.stopped_until = self.now + self.draw.choice(_FAULT_SECONDS)
 
     def tick(self, process: _Process) -> None:
         replica = process.replica
         assert replica is not None
-        if replica.is_renewal_due():
-            self._step(process, replica.tick(), None)
+        if process.is_ending or replica.is_renewal_due():
+            steps = replica.resign() if process.is_ending else replica.tick()
+            self._step(process, steps, None, is_last=process.is_ending)
         else:
             self.at(_LEASE / 10, lambda: self.tick(process), process)
 
-    def _step(self, process: _Process, steps: StoreSteps, result: Any) -> None:
+    def _step(self, process: _Process, steps: StoreSteps, result: Any, *, is_last: bool) -> None:
         """Runs the steps of a tick up to the next operation on the store."""
         try:
             asked = steps.throw(result) if isinstance(result, Exception) else steps.send(result)
         except (StopIteration, StorageIOError):
+            if is_last:
+                self.crash(process, "ends")
+                return
             self._note_leader(process)
             self.at(_LEASE / 10, lambda: self.tick(process), process)
             return
@@ -223,7 +236,7 @@ class _World:
         def operate() -> None:
             fate = 1.0 if self._is_calm else self.draw.random()
             found: Any = StorageIOError("no store")
-            if fate > 0.01:
+            if fate > 0.01 and self.now >= process.cut_until:
                 found = (
                     self.store.read("shard")
                     if isinstance(asked, ReadState)
@@ -231,7 +244,11 @@ class _World:
                 )
             if 0.01 < fate < 0.03:
                 found = StorageIOError("the reply of the store was lost")
-            self.at(self.draw.uniform(0, 0.02), lambda: self._step(process, steps, found), process)
+            self.at(
+                self.draw.uniform(0, 0.02),
+                lambda: self._step(process, steps, found, is_last=is_last),
+                process,
+            )
 
         # The operation takes place even if the process crashes in the meantime.
         self.at(self.draw.uniform(0, 0.02), operate)
@@ -265,6 +282,8 @@ class _World:
                 )
 
         def receive() -> None:
+            if self.now < max(process.cut_until, follower.cut_until):
+                return
             assert follower.replica is not None
             reply = follower.replica.replicate(request)
             self._reset(follower)
@@ -312,33 +331,35 @@ class _World:
         process.waiting = left
 
     def push(
-        self, process: _Process, token: bytes, epoch: int, accept: Callable[[int], None]
+        self, token: bytes, process: _Process, epoch: int, reply: Callable[[int], None]
     ) -> None:
+        """Calls `reply` with the epoch; 0 if the replica refuses."""
         replica = process.replica
         assert replica is not None
         replica.note_epoch(epoch)
         if not replica.serves() or not (self.flags or replica.num_followers):
+            self.send(lambda: reply(0))
             return
         log = process.log
         if token not in log.pushes:
             log.append([Record(_PUSH, token)])
         own = replica.epoch
-        process.waiting.append((own, log.end.position, lambda: self.send(lambda: accept(own))))
+        process.waiting.append((own, log.end.position, lambda: self.send(lambda: reply(own))))
         self.acknowledge(process)
 
-    def pull(
-        self, process: _Process, epoch: int, accept: Callable[[int, set[bytes]], None]
-    ) -> None:
+    def pull(self, process: _Process, epoch: int, reply: Callable[[int, set[bytes]], None]) -> None:
+        """Calls `reply` with the epoch and the pushes in the rows; 0 if the replica refuses."""
         replica = process.replica
         assert replica is not None
         replica.note_epoch(epoch)
         if not replica.serves():
+            self.send(lambda: reply(0, set()))
             return
         rows, own = set(process.log.pushes), replica.epoch
 
         def end() -> None:
-            if replica.serves():
-                self.send(lambda: accept(own, rows))
+            is_leader = replica.serves() and replica.epoch == own
+            self.send(lambda: reply(own if is_leader else 0, rows))
 
         # The process may be stopped during the work.
         self.at(self.draw.uniform(0, 0.05), end, process)
@@ -364,59 +385,91 @@ class _World:
     def client(self, name: str, until: float) -> None:
         """Pushes and pulls one after the other, with the same token until it is acknowledged."""
         known, number = 0, 0
-        draw = self.draw
+        draw, replicas = self.draw, list(self.processes.values())
+        chosen = draw.choice(replicas)
 
-        def push() -> None:
-            nonlocal number
-            number += 1
-            attempt(b"%s%d" % (name.encode(), number))
-
-        def attempt(token: bytes) -> None:
+        def call(start: Callable[..., None], take: Callable[..., None]) -> None:
+            """Calls replicas until it accepts a reply."""
             is_done = False
 
-            def accept(epoch: int) -> None:
-                nonlocal known, is_done
-                if is_done or epoch < known:
-                    return
-                known, is_done = epoch, True
-                self.counts["pushes"] += 1
-                self.acknowledged.append(token)
-                (pull if draw.random() < 0.5 else push)() if self.now < until else None
+            def attempt() -> None:
+                is_over = False
 
-            process = draw.choice(list(self.processes.values()))
-            self.send(
-                lambda: self.at(0.0, lambda: self.push(process, token, known, accept), process)
-            )
-            self.at(0.3, lambda: None if is_done else attempt(token))
+                def retry() -> None:
+                    nonlocal is_over, chosen
+                    if not (is_over or is_done):
+                        is_over, chosen = True, draw.choice(replicas)
+                        attempt()
 
-        def pull() -> None:
-            is_done, before = False, list(self.acknowledged)
+                def accept(epoch: int, *values: set[bytes]) -> None:
+                    nonlocal known, is_done
+                    if epoch == 0 or epoch < known:
+                        self.at(0.03, retry)
+                    elif not is_done:
+                        known, is_done = epoch, True
+                        take(epoch, *values)
 
-            def accept(epoch: int, rows: set[bytes]) -> None:
-                nonlocal known, is_done
-                if is_done or epoch < known:
-                    return
-                known, is_done = epoch, True
-                self.counts["pulls"] += 1
-                if missing := set(before) - rows:
-                    self.fail("fenced", f"a pull of epoch {epoch} lacks {sorted(missing)}")
-                push()
+                process, epoch = chosen, known
+                self.send(lambda: self.at(0.0, lambda: start(process, epoch, accept), process))
+                self.at(0.3, retry)
 
-            process = draw.choice(list(self.processes.values()))
-            self.send(lambda: self.at(0.0, lambda: self.pull(process, known, accept), process))
-            self.at(0.3, lambda: None if is_done else pull() if self.now < until else push())
+            attempt()
 
-        self.at(draw.uniform(0, 1), push)
+        def proceed() -> None:
+            nonlocal number
+            if self.now > until:
+                return
+            if draw.random() < 0.5:
+                before = list(self.acknowledged)
+                call(self.pull, lambda *found: (self.check_pull(before, *found), proceed()))
+                return
+            number += 1
+            token = b"%s%d" % (name.encode(), number)
+            call(partial(self.push, token), lambda _: (self.accept_push(token), proceed()))
+
+        self.at(draw.uniform(0, 1), proceed)
+
+    def accept_push(self, token: bytes) -> None:
+        self.counts["pushes"] += 1
+        self.acknowledged.append(token)
+
+    def read(self, until: float) -> None:
+        """Pulls again and again, each time as a new client, which knows no epoch and therefore accepts
+        a reply of any leader."""
+        before = list(self.acknowledged)
+
+        def accept(epoch: int, rows: set[bytes]) -> None:
+            if epoch:
+                self.check_pull(before, epoch, rows)
+
+        process = self.draw.choice(list(self.processes.values()))
+        self.send(lambda: self.at(0.0, lambda: self.pull(process, 0, accept), process))
+        if self.now < until:
+            self.at(self.draw.uniform(0, _READ_SECONDS), lambda: self.read(until))
+
+    def check_pull(self, before: Sequence[bytes], epoch: int, rows: set[bytes]) -> None:
+        self.counts["pulls"] += 1
+        if missing := set(before) - rows:
+            self.fail("fenced", f"a pull of epoch {epoch} lacks {sorted(missing)}")
 
     # -- the trial
 
     def inject(self) -> None:
-        process = self.draw.choice(list(self.processes.values()))
+        processes = list(self.processes.values())
+        leading = [each for each in processes if each.replica and each.replica.is_leader]
+        process = self.draw.choice(leading or processes)
+        if self.draw.random() < 0.4:
+            process = self.draw.choice(processes)
         what = self.draw.random()
-        if what < 0.35:
+        if what < 0.3:
             self.crash(process)
-        elif what < 0.7:
+        elif what < 0.5:
             self.stop(process)
+        elif what < 0.7:
+            self.counts["cuts"] += 1
+            process.cut_until = self.now + self.draw.choice(_FAULT_SECONDS)
+        elif what < 0.8:
+            process.is_ending = True
         else:
             self.at(0.0, lambda: self.save(process), process)
 
@@ -453,6 +506,7 @@ def run_trial(seed: int, replica: type[Replica] = Replica) -> _World:
         world.client(name, _FAULTY_SECONDS + 2)
     for _ in range(world.draw.randrange(1, 8)):
         world.at(world.draw.uniform(0.5, _FAULTY_SECONDS), world.inject)
+    world.read(_FAULTY_SECONDS + 2)
     world.run(_FAULTY_SECONDS)
     world._is_calm, world._is_crashing = True, 0.0
     world.run(_FAULTY_SECONDS + _CALM_SECONDS)

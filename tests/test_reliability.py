@@ -137,6 +137,7 @@ def test_a_violation_fails_the_run(
     [
         ("is_replicated", lambda self, position: True),
         ("_joins", lambda self, each: True),
+        ("serves", lambda self: self.is_leader),  # also after the end of its lease
     ],
 )
 def test_the_simulation_finds_a_broken_replica(program: Any, method: str, broken: Any) -> None:

@@ -48,6 +48,7 @@ HELP = {
     "is_leader": "1 if this replica of the shard answers pulls and pushes",
     "leader_epoch": "Number of the leader of the shard; each new leader increases it",
     "followers_in_sync": "Followers of this leader that have every acknowledged push",
+    "lacks_follower": "1 if this leader has followers, and none is in sync",
     "follower_lag_records": "Records that the slowest follower of this leader does not have",
     "pushes_lost": "1 if acknowledged pushes may be missing, until a load or an accepted loss",
     "saves_total": "Scheduled saves of this service, by result: saved, skipped or failed",

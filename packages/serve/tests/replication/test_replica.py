@@ -10,6 +10,7 @@ import pytest
 
 from sparring.errors import ConfigError, StorageIOError
 from sparring_serve import ServingConfig, open_parameter_server
+from sparring_serve.replication.owner import shard_key
 from sparring_serve.replication.records import (
     LogPosition,
     ReadState,
@@ -17,6 +18,7 @@ from sparring_serve.replication.records import (
     ReplicaOptions,
     ReplicateReply,
     ShardState,
+    StoreSteps,
 )
 from sparring_serve.replication.replica import Replica
 from sparring_serve.replication.store import MemoryStore
@@ -59,7 +61,9 @@ class World:
         assert self.store.replace("shard", None, ShardState(*state).encode())
 
     def tick(self, replica: Replica) -> None:
-        steps = replica.tick()
+        self.run(replica.tick())
+
+    def run(self, steps: StoreSteps) -> None:
         result: Any = None
         while True:
             try:
@@ -141,11 +145,56 @@ def test_a_follower_that_cannot_append_is_not_in_sync() -> None:
     assert len(world.state.in_sync) == 2
 
 
+def test_a_follower_leads_at_once_when_its_leader_ends() -> None:
+    world = World(a=Log(3, 10), b=Log(3, 10))
+    world.write(3, "a", ("a",), 5)
+    world.tick(world.a)
+    for _ in range(4):
+        world.exchange()
+    world.tick(world.a)
+    assert world.state.in_sync == ("a", "b")
+    world.tick(world.b)
+    assert not world.b.is_leader
+    world.run(world.a.resign())
+    assert not world.a.serves()
+    world.tick(world.b)
+    assert world.b.serves()
+    assert not world.b.has_replaced  # which would mean that pushes may be missing
+
+
+def test_a_leader_without_a_complete_follower_leads_again_after_its_end() -> None:
+    world = World(a=Log(3, 10), b=Log(3, 10))
+    world.write(3, "a", ("a",), 5)
+    world.tick(world.a)
+    before = world.state
+    world.run(world.a.resign())
+    assert world.state == before
+    world.tick(world.b)
+    assert not world.b.is_leader
+    world.tick(world.a)
+    assert world.a.is_leader
+
+
 def test_a_state_of_another_program_is_an_error() -> None:
     world = World(a=Log(), b=Log())
     assert world.store.replace("shard", None, b'{"epoch": 1}')
     with pytest.raises(StorageIOError, match="database of its own"):
         world.tick(world.a)
+
+
+def test_services_with_equal_relative_folders_have_different_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = set()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        found.add(shard_key("parameters", 0, 1))
+        assert shard_key("parameters", 0, 1) == shard_key(
+            f"file://{tmp_path / name}/parameters", 0, 1
+        )
+    assert len(found) == 2
+    assert shard_key("s3://bucket/a", 0, 1) != shard_key("s3://bucket/b", 0, 1)
 
 
 def test_replicas_do_not_share_rows_that_a_storage_keeps(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -101,5 +102,8 @@ class FollowerLog:
 
 
 def shard_key(folder: str, shard: int, num_shards: int) -> str:
-    """Returns the key of a shard in the store; services have different folders."""
+    """Returns the key of a shard in the store; services have different folders of snapshots."""
+    folder = folder.removeprefix("file://")
+    if "://" not in folder:
+        folder = os.path.abspath(folder)  # noqa: PTH100 - links may differ between replicas
     return json.dumps(["sparring-parameters", folder, shard + 1, num_shards])

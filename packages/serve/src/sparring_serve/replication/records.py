@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from sparring.errors import StorageIOError
@@ -34,27 +34,30 @@ class ShardState:
         leader: Address of the leader.
         in_sync: Addresses of the replicas that have every acknowledged push, including the leader.
         renewal: Number of renewals of the lease. A value that does not change is not renewed.
+        has_ended: Whether the leader has ended, so that another replica may claim the lead at once.
     """
 
     epoch: int
     leader: str
     in_sync: tuple[str, ...]
     renewal: int = 0
+    has_ended: bool = False
 
     def encode(self) -> bytes:
-        values = [self.epoch, self.leader, list(self.in_sync), self.renewal]
-        return json.dumps(
-            dict(zip(("epoch", "leader", "in_sync", "renewal"), values, strict=True))
-        ).encode()
+        return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> ShardState:
         try:
             values = json.loads(content)
             return cls(
-                values["epoch"], values["leader"], tuple(values["in_sync"]), values["renewal"]
+                values["epoch"],
+                values["leader"],
+                tuple(values["in_sync"]),
+                values["renewal"],
+                values.get("has_ended", False),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise StorageIOError(
                 f"the coordination store contains {content[:80]!r} instead of the state of a shard; give "
                 "each service a database of its own"

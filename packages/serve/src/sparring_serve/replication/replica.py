@@ -11,7 +11,8 @@ Invariants:
 
 1. An epoch has at most one leader, because a claim replaces the value that the claimant has read.
 2. A leader answers only before the end of its lease on its own clock. Another replica claims the
-   leadership only after it has seen the same value for longer than a lease.
+   leadership only after it has seen the same value for longer than a lease, or if the leader has
+   stopped answering and recorded that in the store.
 3. Each replica in `ShardState.in_sync` has every acknowledged record. A leader waits for a follower
    before it adds it, and removes it from the store before it stops waiting.
 4. A follower discards its log only after it was removed from `in_sync`.
@@ -110,7 +111,7 @@ class Replica:
         self.found_no_state = False
         """Whether this leader found no value in the store although its log had followed a leader."""
         self.has_replaced = False
-        """Whether this leader replaced another replica."""
+        """Whether this leader replaced another replica that failed."""
         self._leads_again_at = float("-inf")
         """Time until which other replicas claim first, because this log could not be written."""
         self.has_lost_log = False
@@ -191,6 +192,21 @@ class Replica:
             yield from self._renew()
         else:
             yield from self._watch()
+
+    def resign(self) -> StoreSteps:
+        """Ends the leadership, so that a follower that has all records may claim it at once. Call it
+        instead of `tick` when this replica ends."""
+        before = self._state
+        if not self.is_leader or before is None or not self._is_state_known:
+            return
+        lacking = self.lacking(self.log.end.position)
+        complete = tuple(
+            each for each in self._in_sync() if each in before.in_sync and each not in lacking
+        )
+        self._follow(self.epoch, "")
+        if len(complete) > 1:
+            after = replace(before, in_sync=complete, has_ended=True)
+            yield ReplaceState(before.encode(), after.encode())
 
     def is_renewal_due(self) -> bool:
         """Returns whether a leader must call `tick` now: at a third of the lease, or if the replicas
@@ -304,7 +320,7 @@ class Replica:
             return
         # A process that was the leader before it was restarted needs not wait for its own lease.
         is_expired = now - self._seen.since >= _CLAIM_LEASES * self.options.lease_seconds
-        if is_expired or state.leader == self.address:
+        if is_expired or state.has_ended or state.leader == self.address:
             in_sync = tuple(
                 each for each in state.in_sync if each not in (state.leader, self.address)
             )
@@ -326,7 +342,7 @@ class Replica:
             raise
         last = None if before is None else ShardState.decode(before)
         self.found_no_state = last is None and end.epoch > 0
-        self.has_replaced = last is not None and last.leader != self.address
+        self.has_replaced = last is not None and last.leader != self.address and not last.has_ended
         # A leader that renewed its lease had a log.
         self.has_lost_log = end.epoch == 0 and last is not None and last.renewal > 0
         self._before = end

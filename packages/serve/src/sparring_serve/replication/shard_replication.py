@@ -26,6 +26,7 @@ from sparring_serve.replication.records import (
     ReplicaOptions,
     ReplicateReply,
     ReplicateRequest,
+    StoreSteps,
 )
 from sparring_serve.replication.replica import Replica
 from sparring_serve.replication.store import CoordinationStore
@@ -112,15 +113,24 @@ class ShardReplication:
             each.start()
 
     def close(self) -> None:
-        """Ends the threads. Another replica becomes the leader when the lease has ended."""
-        self._stop.set()
+        """Ends the threads. If this replica leads, a follower that has all records replaces it."""
+        replica = self.replica
         with self._lock:
+            self._changed.wait_for(
+                lambda: not (replica.is_leader and replica.lacking(self._log.position)),
+                self.config.lease_seconds,
+            )
+            self._stop.set()
             self._changed.notify_all()
         for each in self._threads:
             each.join()
         if self._resetting is not None:
             # It replaces the log, which another process may open after this one.
             self._resetting.join()
+        try:
+            self._run(self.replica.resign())
+        except SparringError as error:
+            _log.warning("another replica leads when the lease has ended: %s", error)
         self._store.close()
 
     # -- for calls of clients
@@ -252,6 +262,9 @@ class ShardReplication:
             "is_leader": float(self.is_leader),
             "leader_epoch": float(self.replica.epoch),
             "followers_in_sync": float(self.replica.num_followers if self.is_leader else 0),
+            "lacks_follower": float(
+                self.is_leader and bool(self.place.others) and not self.replica.num_followers
+            ),
             "follower_lag_records": float(self.replica.lag() if self.is_leader else 0),
         }
 
@@ -406,15 +419,14 @@ class ShardReplication:
                         _log.warning("%s", error)
                     self._last_store_failure = str(error)
 
-    def _tick(self) -> None:
-        steps = self.replica.tick()
+    def _run(self, steps: StoreSteps) -> None:
         result: Any = None
         while True:
             with self._lock:
                 try:
                     if isinstance(result, StorageIOError):
                         steps.throw(result)
-                        raise AssertionError("a tick ends with the error of the store")
+                        raise AssertionError("the steps end with the error of the store")
                     asked = steps.send(result)
                 except StopIteration:
                     break
@@ -427,6 +439,9 @@ class ShardReplication:
                 )
             except StorageIOError as error:
                 result = error
+
+    def _tick(self) -> None:
+        self._run(self.replica.tick())
         with self._lock:
             self._changed.notify_all()
         role = self.replica.epoch, self.replica.is_leader
