@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -24,7 +25,8 @@ from sparring_train.config.reading.loader import load_config
 ROOT = Path(__file__).resolve().parents[1]
 SERVING = ROOT / "configs/serving.yaml"
 PARAMETERS = ROOT / "configs/parameters.yaml"
-CONFIGS = sorted(set((ROOT / "configs").glob("*.yaml")) - {SERVING, PARAMETERS})
+FOLLOWERS = ROOT / "configs/followers.yaml"
+CONFIGS = sorted(set((ROOT / "configs").glob("*.yaml")) - {SERVING, PARAMETERS, FOLLOWERS})
 STEPS = 6
 GPU_BYTES = 80e9
 
@@ -113,6 +115,12 @@ def adapted(path: Path, services: ExitStack) -> list[str]:
             # Less than the memory of 2,000 rows and their index, so that some are in pinned memory.
             overrides.append(f"{where}.options.device_memory_bytes=300000")
     return overrides
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def need(part: str) -> None:
@@ -204,6 +212,30 @@ def test_the_parameters_config_learns_from_pushes(
         assert (client.pull({"user": ids}, deadline_seconds=9).rows["user"] < before).all()
         rows = client.describe(deadline_seconds=9).shards.values()
         assert sum(table.rows for each in rows for table in each.tables) == 200
+
+
+def test_the_config_with_followers_has_pushes_on_two_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = pytest.importorskip("sparring_serve")
+    testing = pytest.importorskip("sparring_redis.testing")
+    if reason := testing.redis_server_missing():
+        pytest.skip(reason)
+    monkeypatch.chdir(tmp_path)
+    copied = copy_of(FOLLOWERS, tmp_path)
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    with testing.RedisServer() as store, ExitStack() as started:
+        text = copied.read_text().replace("redis://127.0.0.1:7440/0", store.url)
+        for number, address in enumerate(addresses):
+            text = text.replace(f"127.0.0.1:{7441 + number}", address)
+        copied.write_text(text)
+        config = serving.read_serving_config(copied)
+        for each in range(2):
+            started.enter_context(serving.open_parameter_server(config, replica=each))
+        client = started.enter_context(serving.ParameterClient([addresses], config.client))
+        gradients = {"item": (np.arange(100), np.ones((100, 16), np.float32))}
+        # Without a follower in sync, the push waits and then fails.
+        assert client.push(gradients, deadline_seconds=120).unreplicated == ()
 
 
 def test_the_serving_config_serves_the_result_of_the_quickstart(

@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[4]
 CONFIGS = sorted(
     each
     for each in (REPOSITORY / "configs").glob("*.yaml")
-    if each.name not in ("serving.yaml", "parameters.yaml")
+    if each.name not in ("serving.yaml", "parameters.yaml", "followers.yaml")
 )
 
 
