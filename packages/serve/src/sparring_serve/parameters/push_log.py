@@ -335,15 +335,13 @@ class PushLog:
             return
         self._write(RecordKind.PUSH, content)
         self.position += 1
-        self._remember(
-            Record(RecordKind.PUSH, bytes(content)) if self._recent is not None else None
-        )
+        self._remember(Record(RecordKind.PUSH, content))
         if not self._sync_seconds:
             self._fsync()
 
-    def _remember(self, record: Record | None) -> None:
+    def _remember(self, record: Record) -> None:
         """Keeps a record in memory, because followers need it soon."""
-        if record is None or self._recent is None:
+        if self._recent is None:
             return
         self._recent.append(record)
         self._recent_bytes += len(record.payload)
