@@ -29,16 +29,14 @@ from typing import Any
 from reliability.report import Report
 from sparring.errors import StorageIOError
 from sparring_serve.replication.records import (
-    LogPosition,
     LostLogError,
     ReadState,
-    Record,
     ReplicaOptions,
-    ReplicateRequest,
     StoreSteps,
 )
 from sparring_serve.replication.replica import Replica
 from sparring_serve.replication.store import MemoryStore
+from sparring_serve.wire.messages import LogPosition, Record, ReplicateRequest
 
 __all__ = ["TRIALS", "run", "run_trial"]
 

@@ -100,8 +100,6 @@ def test_a_missing_package_is_named(tables: MemoryTables, monkeypatch: pytest.Mo
 
 
 OURS = {
-    "ReplicateRequest": messages.ReplicateMessage,
-    "ReplicateReply": messages.ReplicatedMessage,
     "HealthCheckRequest": open_inference.HealthRequest,
     "HealthCheckResponse": open_inference.HealthReply,
     "ServerLiveRequest": open_inference.NoFields,

@@ -12,16 +12,14 @@ from sparring.errors import ConfigError, StorageIOError
 from sparring_serve import ServingConfig, open_parameter_server
 from sparring_serve.replication.owner import shard_key
 from sparring_serve.replication.records import (
-    LogPosition,
     ReadState,
-    Record,
     ReplicaOptions,
-    ReplicateReply,
     ShardState,
     StoreSteps,
 )
 from sparring_serve.replication.replica import Replica
 from sparring_serve.replication.store import MemoryStore
+from sparring_serve.wire.messages import LogPosition, Record, ReplicateReply
 
 
 class Log:

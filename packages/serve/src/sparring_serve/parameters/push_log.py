@@ -30,8 +30,9 @@ from typing import Any, BinaryIO
 import xxhash
 
 from sparring.errors import StorageIOError
-from sparring_serve.replication.records import LostLogError, Record
+from sparring_serve.replication.records import LostLogError
 from sparring_serve.wire.fields import Buffer
+from sparring_serve.wire.messages import Record
 
 __all__ = [
     "LogStart",

@@ -34,7 +34,6 @@ from sparring_serve.parameters.scheduled_saves import ScheduledSaves
 from sparring_serve.parameters.shard import Gradients, ParameterShard
 from sparring_serve.parameters.snapshots import ShardSnapshots
 from sparring_serve.replication.owner import ReplicaPlace
-from sparring_serve.replication.records import Record
 from sparring_serve.replication.shard_replication import ShardReplication
 from sparring_serve.replication.store import CoordinationStore
 from sparring_serve.resizing.map_store import MapStore
@@ -48,6 +47,7 @@ from sparring_serve.wire.messages import (
     FlushRequest,
     PushReply,
     PushRequest,
+    Record,
     TableGradients,
     Wait,
 )
@@ -329,7 +329,7 @@ class ParameterService:
         self.lookups.parameters = self.shard.describe()
 
     def replicate(self, content: bytes, remaining_seconds: float) -> bytes:
-        """Answers a ReplicateMessage of the leader of this shard."""
+        """Answers a ReplicateRequest of the leader of this shard."""
         if self.replication is None:
             raise StatusError(
                 Status.FAILED_PRECONDITION,

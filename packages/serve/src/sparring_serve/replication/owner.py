@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sparring_serve.parameters.push_log import PushLog
-from sparring_serve.replication.records import LogPosition, Record
+from sparring_serve.wire.messages import LogPosition, Record
 
 __all__ = ["Follower", "FollowerLog", "ReplicaPlace", "shard_key", "suspend_clock"]
 

@@ -1,4 +1,4 @@
-"""Values and messages of the replicas of a shard."""
+"""Values that the replicas of a shard store, and the log that they replicate."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from sparring.errors import StorageIOError
-from sparring_serve.wire.fields import Buffer
+from sparring_serve.wire.messages import LogPosition, Record
 
 __all__ = [
-    "LogPosition",
     "LostLogError",
     "ReadState",
-    "Record",
     "ReplaceState",
     "ReplicaOptions",
-    "ReplicateReply",
-    "ReplicateRequest",
     "ReplicatedLog",
     "ShardState",
     "StoreSteps",
@@ -82,32 +78,6 @@ StoreSteps = Generator["ReadState | ReplaceState", "bytes | bool | None", None]
 it if the store cannot be reached."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogPosition:
-    """End of a log.
-
-    Args:
-        epoch: Epoch of the leader that the log followed last; -1 if acknowledged records may be missing.
-        position: Number of records since the beginning of the history.
-    """
-
-    epoch: int
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A change of the rows of a shard, in the order in which the leader applied it.
-
-    Args:
-        kind: Kind of the record, as in the push log.
-        payload: Its content.
-    """
-
-    kind: int
-    payload: Buffer
-
-
 class LostLogError(Exception):
     """The leader's log does not contain the requested records, so followers cannot join."""
 
@@ -138,50 +108,6 @@ class ReplicatedLog(Protocol):
     def drop_before(self, position: int) -> None:
         """Deletes records up to the snapshot at a position; the log may lack that snapshot."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicateRequest:
-    """Message of a leader to a follower. An empty one only asks for the end of the follower's log.
-
-    Args:
-        epoch: Epoch of the leader.
-        leader: Address of the leader.
-        session: Session that the follower reported; a request of an earlier session is ignored.
-        is_append: Whether the follower appends `records`.
-        after: End of the follower's log, as the leader knows it.
-        records: Records after `after`.
-        kept_from: Position of the snapshot that the leader's log follows.
-        is_reset: Whether the follower replaces its rows and its log by `base`.
-        base: URL of the snapshot at `kept_from`; empty if there were no rows.
-    """
-
-    epoch: int
-    leader: str
-    session: int = 0
-    is_append: bool = False
-    after: LogPosition = LogPosition(0, 0)
-    records: tuple[Record, ...] = ()
-    kept_from: int = 0
-    is_reset: bool = False
-    base: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicateReply:
-    """Reply of a follower.
-
-    Args:
-        epoch: Highest epoch that it knows.
-        session: Changes when the follower starts, and when its log begins to follow a leader.
-        end: End of its log.
-        is_loading: Whether it loads a snapshot.
-    """
-
-    epoch: int
-    session: int
-    end: LogPosition
-    is_loading: bool = False
 
 
 @dataclass(frozen=True, slots=True)

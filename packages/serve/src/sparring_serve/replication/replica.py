@@ -28,17 +28,15 @@ from enum import Enum
 
 from sparring.errors import StorageIOError
 from sparring_serve.replication.records import (
-    LogPosition,
     LostLogError,
     ReadState,
     ReplaceState,
     ReplicaOptions,
     ReplicatedLog,
-    ReplicateReply,
-    ReplicateRequest,
     ShardState,
     StoreSteps,
 )
+from sparring_serve.wire.messages import LogPosition, ReplicateReply, ReplicateRequest
 
 __all__ = ["Replica"]
 

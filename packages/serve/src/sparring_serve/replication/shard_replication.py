@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 from sparring.errors import SparringError, StorageIOError
@@ -19,21 +20,13 @@ from sparring_serve.client.transport import Outcome, Send, Transport
 from sparring_serve.declaration import ReplicationConfig
 from sparring_serve.parameters.push_log import PushLog
 from sparring_serve.replication.owner import Follower, FollowerLog, ReplicaPlace, suspend_clock
-from sparring_serve.replication.records import (
-    LogPosition,
-    ReadState,
-    Record,
-    ReplicaOptions,
-    ReplicateReply,
-    ReplicateRequest,
-    StoreSteps,
-)
+from sparring_serve.replication.records import ReadState, ReplicaOptions, StoreSteps
 from sparring_serve.replication.replica import Replica
 from sparring_serve.replication.store import CoordinationStore
 from sparring_serve.service import decode_request
 from sparring_serve.status import Status, StatusError
 from sparring_serve.wire.fields import MessageError, decode, encode
-from sparring_serve.wire.messages import RecordMessage, ReplicatedMessage, ReplicateMessage
+from sparring_serve.wire.messages import ReplicateReply, ReplicateRequest
 
 __all__ = ["ShardReplication"]
 
@@ -271,8 +264,8 @@ class ShardReplication:
     # -- the follower's side
 
     def answer(self, content: bytes) -> bytes:
-        """Answers a ReplicateMessage of a leader."""
-        given: ReplicateMessage = decode_request(ReplicateMessage, content)
+        """Answers a ReplicateRequest of a leader."""
+        given: ReplicateRequest = decode_request(ReplicateRequest, content)
         place = self.place
         if (given.shard, given.num_shards) != (place.shard, place.num_shards):
             raise StatusError(
@@ -281,21 +274,10 @@ class ShardReplication:
                 f"{place.shard + 1} of {place.num_shards}; start all servers with the same `shards`",
                 reason="other_shard",
             )
-        request = ReplicateRequest(
-            given.epoch,
-            given.leader,
-            given.session,
-            given.is_append,
-            LogPosition(given.after_epoch - 1, given.after_position),
-            tuple(Record(each.kind, each.payload) for each in given.records),
-            given.kept_from,
-            given.is_reset,
-            given.base,
-        )
         with self._lock:
             if given.is_append and self.replica.epoch <= given.epoch:
                 self._owner.adopt(given.incarnation, given.lost)
-            reply = self.replica.replicate(request)
+            reply = self.replica.replicate(given)
             if self.replica.resetting is not None and not self._is_resetting:
                 self._is_resetting = True
                 self._resetting = threading.Thread(
@@ -305,12 +287,7 @@ class ShardReplication:
                     daemon=True,
                 )
                 self._resetting.start()
-        end = reply.end
-        return encode(
-            ReplicatedMessage(
-                reply.epoch, reply.session, end.epoch + 1, end.position, reply.is_loading
-            )
-        )
+        return encode(reply)
 
     def _reset(self, request: ReplicateRequest, incarnation: int, lost: str) -> None:
         base = request.base or "no snapshot"
@@ -363,7 +340,7 @@ class ShardReplication:
             if request is None:
                 return False
             seconds = max(0.2, _CALL_LEASES * self.config.lease_seconds)
-            send = Send(address, "Replicate", encode(self._message(request)), seconds)
+            send = Send(address, "Replicate", encode(self._complete(request)), seconds)
             try:
                 [outcome] = self._transport.exchange([send])
             except SparringError as error:  # of the settings of the client, such as its token
@@ -380,22 +357,13 @@ class ShardReplication:
         finally:
             self._links[address].release()
 
-    def _message(self, request: ReplicateRequest) -> ReplicateMessage:
-        return ReplicateMessage(
-            request.epoch,
-            request.leader,
-            request.session,
-            request.is_append,
-            request.after.epoch + 1,
-            request.after.position,
-            tuple(RecordMessage(each.kind, each.payload) for each in request.records),
-            request.kept_from,
-            request.is_reset,
-            request.base,
-            self._owner.lost,
-            self._log.incarnation,
-            self.place.shard,
-            self.place.num_shards,
+    def _complete(self, request: ReplicateRequest) -> ReplicateRequest:
+        return replace(
+            request,
+            lost=self._owner.lost,
+            incarnation=self._log.incarnation,
+            shard=self.place.shard,
+            num_shards=self.place.num_shards,
         )
 
     def _note_failure(self, why: str) -> None:
@@ -476,9 +444,8 @@ class ShardReplication:
 
 def _reply(content: bytes) -> ReplicateReply | None:
     try:
-        given: ReplicatedMessage = decode(ReplicatedMessage, content)
+        reply: ReplicateReply = decode(ReplicateReply, content)
     except MessageError as error:
         _log.warning("cannot read the reply of a follower: %s", error)
         return None
-    end = LogPosition(given.end_epoch - 1, given.end_position)
-    return ReplicateReply(given.epoch, given.session, end, given.is_loading)
+    return reply

@@ -32,15 +32,16 @@ __all__ = [
     "FlushReply",
     "FlushRequest",
     "InitialValues",
+    "LogPosition",
     "Missing",
     "ModelFileMessage",
     "ParametersMessage",
     "PullReply",
     "PullRequest",
     "PushReply",
-    "RecordMessage",
-    "ReplicateMessage",
-    "ReplicatedMessage",
+    "Record",
+    "ReplicateReply",
+    "ReplicateRequest",
     "PushRequest",
     "ReadModelReply",
     "ReadModelRequest",
@@ -376,36 +377,81 @@ class PartReply:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordMessage:
+class LogPosition:
+    """End of a log.
+
+    Args:
+        epoch: Epoch of the leader that the log followed last; -1 if acknowledged records may be missing.
+        position: Number of records since the beginning of the history.
+    """
+
+    epoch: int = number(1)
+    position: int = number(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A change of the rows of a shard, in the order in which the leader applied it.
+
+    Args:
+        kind: Kind of the record, as in the push log.
+        payload: Its content.
+    """
+
     kind: int = number(1)
     payload: Buffer = data(2)
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicateMessage:
+class ReplicateRequest:
+    """Message of a leader to a follower. An empty one only asks for the end of the follower's log.
+
+    Args:
+        epoch: Epoch of the leader.
+        leader: Address of the leader.
+        session: Session that the follower reported; a request of an earlier session is ignored.
+        is_append: Whether the follower appends `records`.
+        after: End of the follower's log, as the leader knows it.
+        records: Records after `after`.
+        kept_from: Position of the snapshot that the leader's log follows.
+        is_reset: Whether the follower replaces its rows and its log by `base`.
+        base: URL of the snapshot at `kept_from`; empty if there were no rows.
+        lost: Reason why acknowledged pushes may be missing on the leader; empty if none are.
+        incarnation: Incarnation of the leader's rows.
+        shard: Number of the shard, from 0.
+        num_shards: Number of shards.
+    """
+
     epoch: int = number(1)
     leader: str = text(2)
     session: int = number(3)
     is_append: bool = flag(4)
-    after_epoch: int = number(5)
-    after_position: int = number(6)
-    records: tuple[RecordMessage, ...] = many(7, RecordMessage)
-    kept_from: int = number(8)
-    is_reset: bool = flag(9)
-    base: str = text(10)
-    lost: str = text(11)
-    incarnation: int = number(12)
-    shard: int = number(13)
-    num_shards: int = number(14)
+    after: LogPosition = one(5, LogPosition)
+    records: tuple[Record, ...] = many(6, Record)
+    kept_from: int = number(7)
+    is_reset: bool = flag(8)
+    base: str = text(9)
+    lost: str = text(10)
+    incarnation: int = number(11)
+    shard: int = number(12)
+    num_shards: int = number(13)
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicatedMessage:
+class ReplicateReply:
+    """Reply of a follower.
+
+    Args:
+        epoch: Highest epoch that it knows.
+        session: Changes when the follower starts, and when its log begins to follow a leader.
+        end: End of its log.
+        is_loading: Whether it loads a snapshot.
+    """
+
     epoch: int = number(1)
     session: int = number(2)
-    end_epoch: int = number(3)
-    end_position: int = number(4)
-    is_loading: bool = flag(5)
+    end: LogPosition = one(3, LogPosition)
+    is_loading: bool = flag(4)
 
 
 @dataclass(frozen=True, slots=True)
