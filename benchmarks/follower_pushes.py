@@ -2,6 +2,9 @@
 
 Servers and client are separate processes on one machine, over loopback; Redis is the store. Both shards
 have a push log. Rounds alternate, so that other load of the machine affects both.
+
+The limit is the same number of bytes over bare gRPC, to a server that replies at once, and through it
+to a second one.
 """
 
 from __future__ import annotations
@@ -13,11 +16,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import grpc
 import numpy as np
 
 from benchmarks.measuring import Figure
@@ -25,6 +31,7 @@ from benchmarks.scale import Scale
 from sparring.errors import SparringError
 from sparring_redis.testing.server import RedisServer
 from sparring_serve import ClientConfig, ParameterClient, ShardReplicas
+from sparring_serve.transport_options import CHANNEL_OPTIONS
 
 __all__ = ["measure"]
 
@@ -80,6 +87,56 @@ class _Shard:
             each.wait()
 
 
+class _Echo:
+    """Two servers of bare gRPC. The first one sends each message to the second."""
+
+    def __init__(self, num_bytes: int) -> None:
+        ports = [_free_port(), _free_port()]
+        targets = [str(ports[1]), ""]
+        self._processes = [
+            subprocess.Popen([sys.executable, "-m", "benchmarks.follower_pushes", str(port), to])
+            for port, to in zip(ports, targets, strict=True)
+        ]
+        self._content = bytes(num_bytes)
+        self._calls = [_call(port) for port in reversed(ports)]
+        self.seconds: list[list[float]] = [[], []]
+        """Times of calls with one hop, and with two."""
+        for call in self._calls:
+            call(self._content, timeout=60, wait_for_ready=True)
+
+    def measure(self) -> None:
+        for call, seconds in zip(self._calls, self.seconds, strict=True):
+            begin = time.perf_counter()
+            call(self._content, timeout=60)
+            seconds.append(time.perf_counter() - begin)
+
+    def close(self) -> None:
+        for each in self._processes:
+            each.kill()
+            each.wait()
+
+
+def _call(port: int) -> Any:
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS)
+    return channel.unary_unary("/limit/Echo")
+
+
+def _serve_echo(port: int, to: str) -> None:
+    call = _call(int(to)) if to else None
+
+    def answer(content: bytes, _: Any) -> bytes:
+        if call is not None:
+            call(content, timeout=60, wait_for_ready=True)
+        return b""
+
+    handlers = {"Echo": grpc.unary_unary_rpc_method_handler(answer)}
+    server = grpc.server(ThreadPoolExecutor(4), options=CHANNEL_OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("limit", handlers),))
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    server.start()
+    server.wait_for_termination()
+
+
 def measure(scale: Scale) -> list[Figure]:
     """Measures the time of a push of one client, and the processor time of all processes."""
     generator = np.random.default_rng(0)
@@ -87,16 +144,18 @@ def measure(scale: Scale) -> list[Figure]:
     batch, rounds = min(BATCH, len(keys)), scale.rounds(ROUNDS)
     ids = [generator.choice(keys, batch, replace=False) for _ in range(8)]
     gradients = generator.standard_normal((batch, DIM), dtype=np.float32)
-    with ExitStack() as closing:
-        folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
-        redis = closing.enter_context(RedisServer())
-        shards = [closing.enter_context(_shard(folder, each, redis.url)) for each in (1, 2)]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        redis = stack.enter_context(RedisServer())
+        shards = [stack.enter_context(_shard(folder, each, redis.url)) for each in (1, 2)]
         for shard in shards:
             _await(partial(shard.push, ids[0], gradients))
             for begin in range(0, len(keys), batch):
                 shard.push(keys[begin : begin + batch], gradients)
+        echo = stack.enter_context(closing(_Echo(batch * (8 + 4 * DIM))))
         spent = [0.0, 0.0]
         for number in range(rounds):
+            echo.measure()
             for each, shard in enumerate(shards):
                 before = shard.cpu_seconds() + time.process_time()
                 begin_seconds = time.perf_counter()
@@ -108,9 +167,11 @@ def measure(scale: Scale) -> list[Figure]:
                     begin_seconds = now
                 spent[each] += shard.cpu_seconds() + time.process_time() - before
     alone, followed = (median(each.seconds) for each in shards)
+    one, two = map(median, echo.seconds)
     detail = (
-        f"{alone * 1e3:.2f} ms and {followed * 1e3:.2f} ms; {spent[0] / rounds / 2 * 1e3:.2f} ms and "
-        f"{spent[1] / rounds / 2 * 1e3:.2f} ms of processor time; {os.cpu_count()} cores"
+        f"{alone * 1e3:.2f} ms and {followed * 1e3:.2f} ms; "
+        f"{spent[0] / rounds / 2 * 1e3:.2f} ms and {spent[1] / rounds / 2 * 1e3:.2f} ms of processor "
+        f"time; bare gRPC: {one * 1e3:.2f} ms and {two * 1e3:.2f} ms; {os.cpu_count()} cores"
     )
     what = f"push of {batch:,} x {DIM}, applied, with a follower against without one"
     ratios = [
@@ -150,3 +211,7 @@ def _free_port() -> int:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
         return port
+
+
+if __name__ == "__main__":
+    _serve_echo(int(sys.argv[1]), sys.argv[2])

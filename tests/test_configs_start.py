@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -230,12 +231,21 @@ def test_the_config_with_followers_has_pushes_on_two_replicas(
             text = text.replace(f"127.0.0.1:{7441 + number}", address)
         copied.write_text(text)
         config = serving.read_serving_config(copied)
-        for each in range(2):
-            started.enter_context(serving.open_parameter_server(config, replica=each))
+        servers = [serving.open_parameter_server(config, replica=each) for each in range(2)]
+        for each in servers:
+            started.enter_context(each)
         client = started.enter_context(serving.ParameterClient([addresses], config.client))
         gradients = {"item": (np.arange(100), np.ones((100, 16), np.float32))}
         # Without a follower in sync, the push waits and then fails.
         assert client.push(gradients, deadline_seconds=120).unreplicated == ()
+        gauges = [each.changes.replication.gauges for each in servers]
+        leader = next(place for place in range(2) if gauges[place]()["is_leader"])
+        assert gauges[leader]()["lacks_follower"] == 0
+        servers[1 - leader].close()
+        end = time.monotonic() + 120
+        while not gauges[leader]()["lacks_follower"]:  # the alarm SparringNoFollower
+            assert time.monotonic() < end
+            time.sleep(0.05)
 
 
 def test_the_serving_config_serves_the_result_of_the_quickstart(
