@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from sparring_serve.parameters.push_log import PushLog
 from sparring_serve.wire.messages import LogPosition, Record
 
-__all__ = ["Follower", "FollowerLog", "ReplicaPlace", "shard_key", "suspend_clock"]
+__all__ = ["Follower", "FollowerLog", "ReplicaPlace", "service_key", "shard_key", "suspend_clock"]
 
 
 def suspend_clock() -> float:
@@ -101,9 +101,14 @@ class FollowerLog:
         self.log.drop_before(position)
 
 
-def shard_key(folder: str, shard: int, num_shards: int) -> str:
-    """Returns the key of a shard in the store; services have different folders of snapshots."""
+def service_key(folder: str, *names: str | int) -> str:
+    """Returns a key of a service in the store; services have different folders of snapshots."""
     folder = folder.removeprefix("file://")
     if "://" not in folder:
         folder = os.path.abspath(folder)  # noqa: PTH100 - links may differ between replicas
-    return json.dumps(["sparring-parameters", folder, shard + 1, num_shards])
+    return json.dumps(["sparring-parameters", folder, *names])
+
+
+def shard_key(folder: str, shard: int, num_shards: int) -> str:
+    """Returns the key of a shard in the store."""
+    return service_key(folder, shard + 1, num_shards)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from sparring.errors import SparringError, StorageIOError
+from sparring_serve.replication.owner import service_key
 from sparring_serve.replication.store import CoordinationStore
 from sparring_serve.tables.shard_ranges import ShardReplicas
 
@@ -13,8 +13,8 @@ __all__ = ["MapStore", "map_key"]
 
 
 def map_key(folder: str) -> str:
-    """Returns the key of the map of a service; services have different folders."""
-    return json.dumps(["sparring-parameters", folder, "map"])
+    """Returns the key of the map of a service."""
+    return service_key(folder, "map")
 
 
 class MapStore:
