@@ -7,6 +7,7 @@ Without further arguments the rank imports nothing and waits: this is the least 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -45,6 +46,7 @@ def main(arguments: list[str]) -> int:
     if not arguments[1:]:
         while True:
             time.sleep(60)
+    gc.set_threshold(10_000)  # as `sparring train` does
     # The modules that `sparring train` imports later, so that their import is one phase.
     import sparring_torch
     import sparring_train.pytorch.trainer

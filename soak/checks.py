@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -124,13 +125,31 @@ def check_pushes(world: World, counts: Counter[str]) -> None:
     assert acknowledged > 99 * len(unknown), (
         f"{len(unknown)} of {lines[-1]['pushes']} pushes raised an error"
     )
+    keys = {"item": np.arange(NUM_PUSHED)}
     with ParameterClient.from_config(world.parameters_config) as client:
-        keys = np.arange(NUM_PUSHED)
-        rows = client.pull({"item": keys}, deadline_seconds=_PULL_SECONDS).rows["item"]
+        rows = client.pull(keys, deadline_seconds=_PULL_SECONDS).rows["item"]
+        _end_leaders(world)
+        after = client.pull(keys, deadline_seconds=_PULL_SECONDS).rows["item"]
+    assert (after == rows).all(), "the rows of followers differ from those of their leaders"
+    counts["rows equal on leader and follower"] = NUM_PUSHED
     assert (rows == rows[:, :1]).all(), "a row of the parameter service is torn"
     found = -rows[:, 0]
     lost, twice = int((found < least).sum()), int((found > most).sum())
     assert lost + twice == 0, f"pushes are missing from {lost} rows, and repeated in {twice}"
+
+
+def _end_leaders(world: World) -> None:
+    """Kills the leader of each shard of the parameter service when its follower is in sync."""
+    for shard in range(2):
+        end = time.monotonic() + _PULL_SECONDS
+        while (
+            len((state := world.parameter_state(shard)).in_sync) < 2
+            or (leader := world.parameter_leader(shard)) is None
+        ):
+            assert time.monotonic() < end, f"shard {shard + 1} has no follower in sync: {state}"
+            time.sleep(0.1)
+        world.supervisor.release(leader)
+        leader.kill()
 
 
 def read_lines(path: Path, num_last: int | None = None) -> Iterable[dict[str, Any]]:

@@ -48,8 +48,17 @@ def _kill(world: World, draw: random.Random) -> str:
         "parameters": draw.choice(world.parameter_servers),
         "nats": world.nats,
     }[name]
+    role = _role(world, process)
     process.kill()
-    return process.name
+    return process.name + role
+
+
+def _role(world: World, process: Process) -> str:
+    """Returns which role a replica of the parameter service has; empty for other processes."""
+    if process not in world.parameter_servers:
+        return ""
+    shard = world.parameter_servers.index(process) // 2
+    return " (leader)" if world.parameter_leader(shard) is process else " (follower)"
 
 
 def _kill_rank(world: World, draw: random.Random, name: str) -> str:
@@ -70,7 +79,7 @@ def _stop(world: World, draw: random.Random) -> str:
         pid = ranks[name]
     else:
         process = draw.choice(others)
-        name, pid = process.name, process.pid
+        name, pid = process.name + _role(world, process), process.pid
     os.kill(pid, signal.SIGSTOP)
     time.sleep(_STOP_SECONDS)
     os.kill(pid, signal.SIGCONT)
@@ -162,11 +171,13 @@ def _slow_disk(world: World, _: random.Random) -> str:
 def _drop_connections(world: World, draw: random.Random) -> str:
     """All connections to a server break, and some of the next ones."""
     proxies: dict[str, FaultProxy] = {"nats": world.nats_proxy, "Redis": world.redis_proxy}
-    for shard, each in enumerate(world.parameter_proxies):
-        proxies[f"parameters {shard + 1}/2"] = each
-    for shard, replicas in enumerate(world.server_proxies):
-        for replica, each in enumerate(replicas):
-            proxies[f"server {shard + 1}/2 replica {replica + 1}"] = each
+    for service, shards in (
+        ("parameters", world.parameter_proxies),
+        ("server", world.server_proxies),
+    ):
+        for shard, replicas in enumerate(shards):
+            for replica, each in enumerate(replicas):
+                proxies[f"{service} {shard + 1}/2 replica {replica + 1}"] = each
     name = draw.choice(sorted(proxies))
     num_next = draw.choice([0, 1, 5])
     proxies[name].arm(Fault(cut_reply_at=draw.choice([0, 1, 100, 5_000])), num_next)
@@ -177,7 +188,7 @@ def _drop_connections(world: World, draw: random.Random) -> str:
 
 def _stay_silent(world: World, _: random.Random) -> str:
     """Clients connect, and send nothing, or read nothing."""
-    ports = [port for shard in world.server_ports for port in shard] + world.parameter_ports
+    ports = [port for shard in world.server_ports + world.parameter_ports for port in shard]
     num_connected = 0
     with ExitStack() as closing:
         for number in range(_NUM_SILENT):

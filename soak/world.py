@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
@@ -24,6 +24,9 @@ from soak.feed import MESSAGE, STREAMS, Feed
 from soak.processes import NUM_RANKS, Control, Process, Supervisor, find_members
 from sparring_redis.testing.proxy import FaultProxy
 from sparring_redis.testing.server import RedisServer
+from sparring_serve.replication.owner import shard_key
+from sparring_serve.replication.records import ShardState
+from sparring_serve.replication.store import open_store
 
 __all__ = ["BATCH", "Plan", "World"]
 
@@ -73,6 +76,7 @@ class World:
         self.disk = work / "disk"
         self.hidden = self.disk / "hidden"
         self.served, self.snapshots = self.disk / "served", self.disk / "snapshots"
+        self._parameters_folder = self.disk / "parameters"
         self.supervisor = Supervisor()
         self.by_name: dict[str, Process] = {}
         self._closing = ExitStack()
@@ -124,16 +128,13 @@ class World:
 
     def _write_configs(self) -> None:
         self.server_ports = [[_free_port() for _ in range(2)] for _ in range(2)]
-        self.parameter_ports = [_free_port() for _ in range(2)]
-        self.server_proxies = [
-            [self._closing.enter_context(FaultProxy(port)) for port in shard]
-            for shard in self.server_ports
-        ]
-        self.parameter_proxies = [
-            self._closing.enter_context(FaultProxy(port)) for port in self.parameter_ports
-        ]
+        self.parameter_ports = [[_free_port() for _ in range(2)] for _ in range(2)]
+        self.server_proxies, self.parameter_proxies = (
+            [[self._closing.enter_context(FaultProxy(port)) for port in shard] for shard in ports]
+            for ports in (self.server_ports, self.parameter_ports)
+        )
         self.train_config = self._write("train.yaml", self._training())
-        shards = [[f"{_ADDRESS}:{each.port}" for each in shard] for shard in self.server_proxies]
+        shards = _addresses(self.server_proxies)
         client: dict[str, Any] = {
             "deadline_seconds": 3.0,
             "consistency": "one_version",
@@ -150,9 +151,10 @@ class World:
         self.stale_config = self._write("serving-stale.yaml", stale)
         table = {"dim": DIM, "update_method": "sgd", "hyper": {"lr": 1.0}, "initializer": "zeros"}
         parameters = {
-            "shards": [[f"{_ADDRESS}:{each.port}"] for each in self.parameter_proxies],
+            "shards": _addresses(self.parameter_proxies),
             "parameters": {
-                "folders": [str(self.disk / "parameters")],
+                "folders": [str(self._parameters_folder)],
+                "replication": {"store": f"{self.redis_proxy.url}/0"},
                 "save": {"every_seconds": 20, "keep": 3},
                 "tables": {"item": table},
             },
@@ -168,7 +170,9 @@ class World:
                 "backend": "rocksdb",
                 "options": {
                     "path": str(self.disk / "rows/{rank}-of-{world_size}"),
-                    "block_cache_bytes": 1 << 22,
+                    # Small, so that both are full when the memory is judged.
+                    "block_cache_bytes": 1 << 18,
+                    "write_buffer_bytes": 1 << 18,
                 },
             },
             {"backend": "redis", "options": {"url": self.redis_proxy.url, "deadline_seconds": 10}},
@@ -245,11 +249,8 @@ class World:
     def _start_parameters(self) -> None:
         words = [*_SPARRING, "serve", "--role", "parameters", str(self.parameters_config)]
         self.parameter_servers = [
-            self._add(
-                f"parameters {shard + 1}/2",
-                [*words, "--shard", f"{shard + 1}/2", f"server.address={_ADDRESS}:{port}"],
-            )
-            for shard, port in enumerate(self.parameter_ports)
+            self._add(f"parameters {name}", [*words, *options])
+            for name, options in _places(self.parameter_ports)
         ]
         for each in self.parameter_servers:
             self._await(each.name, each.is_ready)
@@ -259,14 +260,10 @@ class World:
     def _start_servers(self) -> None:
         words = [*_SPARRING, "serve", str(self.serving_config)]
         self.servers = []
-        for shard, ports in enumerate(self.server_ports):
-            for replica, port in enumerate(ports):
-                # One replica is the native server, if it was built.
-                options = [f"server.address={_ADDRESS}:{port}"]
-                options.append(f"server.front_end={('auto', 'python')[replica]}")
-                where = ["--shard", f"{shard + 1}/2", "--replica", str(replica + 1)]
-                name = f"server {shard + 1}/2 replica {replica + 1}"
-                self.servers.append(self._add(name, [*words, *where, *options]))
+        for number, (name, options) in enumerate(_places(self.server_ports)):
+            # One replica of each shard is the native server, if it was built.
+            options.append(f"server.front_end={('auto', 'python')[number % 2]}")
+            self.servers.append(self._add(f"server {name}", [*words, *options]))
         for each in self.servers:
             self._await(each.name, each.is_ready)
         self.lookers = [
@@ -287,6 +284,22 @@ class World:
                 said = [text for _, text in self.supervisor.unexpected]
                 raise RuntimeError(f"starting {what} failed: {said or 'the time is over'}")
             time.sleep(0.1)
+
+    def parameter_state(self, shard: int) -> ShardState:
+        """Returns the leader of a shard of the parameter service, and its followers in sync."""
+        with closing(open_store(f"{self.redis.url}/0")) as store:
+            value = store.read(shard_key(str(self._parameters_folder), shard, 2))
+        if value is None:
+            raise RuntimeError(f"shard {shard + 1} of the parameter service has never had a leader")
+        return ShardState.decode(value)
+
+    def parameter_leader(self, shard: int) -> Process | None:
+        """Returns the leader of a shard of the parameter service, possibly one that has failed; None
+        between two leaders."""
+        addresses = _addresses(self.parameter_proxies)[shard]
+        leader = self.parameter_state(shard).leader
+        replicas = self.parameter_servers[2 * shard : 2 * shard + 2]
+        return dict(zip(addresses, replicas, strict=True)).get(leader)
 
     def ranks(self) -> dict[str, int]:
         """Returns the process ids of the ranks, and of the publisher if it runs."""
@@ -314,6 +327,19 @@ class World:
             end = time.monotonic() + _START_SECONDS
             while each.code is None and time.monotonic() < end:
                 time.sleep(0.1)
+
+
+def _places(ports: list[list[int]]) -> Iterator[tuple[str, list[str]]]:
+    """Yields the name and the options of each server."""
+    for shard, replicas in enumerate(ports):
+        for replica, port in enumerate(replicas):
+            where = ["--shard", f"{shard + 1}/2", "--replica", str(replica + 1)]
+            name = f"{shard + 1}/2 replica {replica + 1}"
+            yield name, [*where, f"server.address={_ADDRESS}:{port}"]
+
+
+def _addresses(proxies: list[list[FaultProxy]]) -> list[list[str]]:
+    return [[f"{_ADDRESS}:{each.port}" for each in shard] for shard in proxies]
 
 
 def free_bytes(folder: Path) -> int:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import shutil
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +16,7 @@ from hypothesis import strategies as st
 from sparring.errors import SnapshotDamagedError, SnapshotError
 from sparring.snapshot import changed_keys
 from sparring.snapshot.changed_keys import CHANGED_KEYS, has_changed, index_keys, index_without
-from sparring.snapshot.reader import Snapshot
+from sparring.snapshot.reader import Snapshot, open_snapshot
 from sparring.snapshot.retention import compact, list_unreadable_snapshots, open_snapshots
 from sparring.snapshot.writer import SnapshotWriter
 
@@ -117,6 +121,20 @@ def test_a_folder_is_opened_like_each_of_its_snapshots(tmp_path: Path) -> None:
     assert [each.step for each in open_snapshots(tmp_path)] == [1, 2, 3, 4]
     assert sorted(errors) == ["5", "6"]
     assert "the base was replaced" in errors["5"]
+
+
+def test_removed_snapshots_are_not_kept_in_memory(tmp_path: Path) -> None:
+    opened = []
+    for step in range(1, 6):
+        saved = save(tmp_path, step, make_chunk([step]))
+        os.utime(Path(saved.url) / "manifest.json", ns=(0, 0))  # new ones are not remembered
+        os.utime(saved.url, ns=(0, 0))
+        opened.append(weakref.ref(open_snapshot(saved.url)))
+        if step > 1:
+            shutil.rmtree(tmp_path / f"step-{step - 1:09d}")
+    del saved
+    gc.collect()
+    assert [each() is None for each in opened] == [True, True, True, False, False]
 
 
 def test_a_remembered_chain_is_not_extended_beyond_the_limit(

@@ -44,6 +44,22 @@ def test_a_segment_that_cannot_be_written_changes_nothing(
     log.close()
 
 
+def test_records_before_a_save_are_not_kept_in_memory(tmp_path: Path) -> None:
+    log = PushLog(tmp_path, 0, 1, 1 << 20, 1000)
+    log.resume("", lambda _: None)
+    log.keep_recent()
+    for number in range(3):
+        log.append(b"before %d" % number)
+        segment = log.begin(f"snapshot {number}", is_record=True)
+        log.append(b"after %d" % number)
+        log.commit(segment)
+        assert [each.payload for each in log.read(log.position - 1)] == [b"after %d" % number]
+        assert log._recent is not None
+        assert [each.payload for each in log._recent] == [b"after %d" % number]
+        assert log._recent_bytes == len(b"after 0")
+    log.close()
+
+
 def test_followers_can_read_segments_of_releases_without_positions(tmp_path: Path) -> None:
     for number in range(3):
         log = PushLog(tmp_path, 0, 1, 1 << 20, 1000)

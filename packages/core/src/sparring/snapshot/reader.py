@@ -420,10 +420,21 @@ class RememberedSnapshots:
         """
         if identity is None:
             return
+        if snapshot.base is None:
+            self._forget_removed(snapshot.place)
         with self._lock:
             self._found[snapshot.place.url, snapshot.name] = identity, snapshot
             while len(self._found) > _MAX_REMEMBERED:
                 self._found.popitem(last=False)
+
+    def _forget_removed(self, place: SnapshotRoot) -> None:
+        """Forgets snapshots that were removed, so that the memory of a long run does not increase."""
+        with self._lock:
+            names = [name for url, name in self._found if url == place.url]
+        removed = [name for name in names if place.identity(name) is None]
+        with self._lock:
+            for name in removed:
+                self._found.pop((place.url, name), None)
 
     def _get(self, url: str, name: str) -> tuple[tuple[int, ...] | None, Snapshot | None]:
         with self._lock:

@@ -442,6 +442,9 @@ class PushLog:
                 self.num_bytes -= path.stat().st_size
                 path.unlink()
         self._segments = [each for each in self._segments if each[0] >= number]
+        # `read` no longer returns older ones.
+        while self._recent and len(self._recent) > self.position - self.start.position:
+            self._recent_bytes -= len(self._recent.popleft().payload)
 
     # -- for followers
 

@@ -36,7 +36,6 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-_MAX_MANIFESTS = 256
 _STALE_SECONDS = 3600.0
 """Age of staging folders, left by a publisher that was killed, after which they are removed."""
 _MERGE_FACTOR, _MAX_LAYERS = 4, 60
@@ -344,8 +343,10 @@ def _existing(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.Serv
         raise SnapshotIOError(
             f"cannot list {out_url}: {error}; check the folder and its permissions"
         ) from error
+    read = set()
     for name in names:
         url, identity = f"{os.fspath(out_url).rstrip('/')}/{name}", place.identity(name)
+        read.add(url)
         before = _manifests.get(url)
         if identity is not None and before is not None and before[0] == identity:
             found[name] = before[1]
@@ -357,8 +358,8 @@ def _existing(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.Serv
             continue
         if identity is not None:
             _manifests[url] = identity, found[name]
-            if len(_manifests) > _MAX_MANIFESTS:
-                del _manifests[next(iter(_manifests))]
+    for url in _manifests.keys() - read:  # of removed snapshots, and of other folders
+        del _manifests[url]
     return dict(sorted(found.items(), key=lambda each: (each[1].step, each[0])))
 
 
