@@ -5,8 +5,8 @@ trial kills a rank, adds a node, kills this node, ends a node with SIGTERM, and 
 some steps. Finally all nodes receive SIGTERM. The steps of all attempts must follow each other from the
 newest snapshot, and the rows of the last snapshot must equal a run of one process without faults.
 
-The same kills happen to ranks that import nothing, which shows what torchrun itself needs. The phases of
-each event are printed as JSON.
+The same kills happen to ranks that import nothing, which shows what torchrun itself needs, and to ranks
+that only create an optimizer of torch. The phases of each event are printed as JSON.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def run(trials: int) -> Report:
     with tempfile.TemporaryDirectory(prefix="sparring-reliability-") as place:
         folder = Path(place)
         (folder / "run.yaml").write_text(_CONFIG)
-        empty = _lose_empty_ranks(folder, trials)
+        empty = _lose_idle_ranks(folder, trials)
+        torch_only = _lose_idle_ranks(folder, trials, "torch")
         with _job(folder, "train", "run.yaml", "--resume") as job:
             losses = _lose_ranks(job, trials)
             stopped = _stop(job, failures)
@@ -74,13 +75,15 @@ def run(trials: int) -> Report:
         failures += _check_steps(attempts)
         code = _resume_alone(folder, failures)
         rows = _compare_rows(folder, failures)
-    measured = {"torchrun only": empty, "training": losses, "sigterm": stopped, "rows": rows}
+    idle = {"torchrun only": empty, "optimizer only": torch_only}
+    measured = {**idle, "training": losses, "sigterm": stopped, "rows": rows}
     print(json.dumps(measured, indent=1))
     counts = {
         f"{event}: median milliseconds to the next step": _median_ms(losses, event)
         for event in losses
     }
-    counts |= {f"{event}: torchrun only, milliseconds": _median_ms(empty, event) for event in empty}
+    for name, found in idle.items():
+        counts |= {f"{event}: {name}, milliseconds": _median_ms(found, event) for event in found}
     counts["steps in the last snapshot"] = rows["steps"]
     counts["steps made again after a snapshot"] = _num_repeated(attempts)
     counts["milliseconds from SIGTERM to the end"] = round(1000 * stopped["seconds"])
@@ -260,20 +263,24 @@ def _phases(job: _Job, begin: float, ranks: int) -> dict[str, float]:
     return {"total": round(step["time"] - begin, 3), **phases}
 
 
-def _lose_empty_ranks(folder: Path, trials: int) -> dict[str, list[dict[str, float]]]:
-    """Causes the losses with ranks that import nothing; returns the seconds until all have started."""
+def _lose_idle_ranks(
+    folder: Path, trials: int, *arguments: str
+) -> dict[str, list[dict[str, float]]]:
+    """Causes the losses with ranks that do not train; returns the seconds until all of them wait."""
     found: dict[str, list[dict[str, float]]] = {}
 
     def wait(job: _Job, begin: float, ranks: int) -> float:
         def last(events: _Events) -> float | None:
             times = [
-                each["time"] for each in events if each["time"] > begin and each["ranks"] == ranks
+                each["time"]
+                for each in events
+                if each["event"] == "waits" and each["time"] > begin and each["ranks"] == ranks
             ]
             return times[-1] if len(times) >= ranks else None
 
-        return float(job.wait(f"{ranks} empty ranks", last))
+        return float(job.wait(f"{ranks} idle ranks", last))
 
-    with _job(folder) as job:
+    with _job(folder, *arguments) as job:
 
         def lose_node() -> None:
             job.kill("c")
@@ -294,7 +301,7 @@ def _lose_empty_ranks(folder: Path, trials: int) -> dict[str, list[dict[str, flo
                 found.setdefault(event, []).append(
                     {"total": round(wait(job, begin, ranks) - begin, 3)}
                 )
-                print("empty:", event, found[event][-1], file=sys.stderr, flush=True)
+                print("idle:", arguments, event, found[event][-1], file=sys.stderr, flush=True)
     return found
 
 

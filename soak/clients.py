@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -34,6 +34,8 @@ DIM = 8
 _LOOKUP_PAUSE_SECONDS = 0.02
 _PUSH_PAUSE_SECONDS = 0.05
 _KEYS_PER_PUSH = 50
+_MAX_SEEN = 20
+"""Versions that are not recorded again; more than servers keep."""
 _PUSH_SECONDS = 120.0
 
 
@@ -52,7 +54,7 @@ def main(kind: str, config: str, output: str) -> None:
 
 def _look_up(config: str, output: TextIO, ended: threading.Event) -> None:
     """Records each version with the hash of its rows once, and counts of each second."""
-    seen: set[tuple[int, str]] = set()
+    seen: deque[tuple[int, str]] = deque(maxlen=_MAX_SEEN)
     counts: Counter[str] = Counter()
     newest, age, slowest, second = -1, 0.0, 0.0, int(time.time())
     with LookupClient.from_config(config) as client:
@@ -79,7 +81,7 @@ def _look_up(config: str, output: TextIO, ended: threading.Event) -> None:
                     keys = {name: each[reply.found[name]] for name, each in LOOKUP_KEYS.items()}
                     version = (newest, rows_hash(keys, found))
                     if version not in seen:
-                        seen.add(version)
+                        seen.append(version)
                         output.write(json.dumps({"step": newest, "rows": version[1]}) + "\n")
             if int(time.time()) != second:
                 line = {"time": time.time(), "counts": counts, "served_step": newest}

@@ -18,6 +18,9 @@ WARM_UP_STEPS = 1_000
 """Steps of a life that are not judged: caches fill, and most rows are touched for the first time."""
 MIN_GROWTH_BYTES = 1 << 16
 """Growth per 1,000 steps that is not a problem; small processes grow by single pages."""
+MAX_MORE = 1.0
+"""Maximum growth of descriptors and threads per 1,000 steps, in which there are three faults. A client
+opens one connection more when it uses another replica for the first time; a leak continues."""
 MIN_STEPS = 500
 """Number of steps of a life, after the warm-up, from which its slope is measured."""
 _MAX_POINTS = 200
@@ -33,31 +36,36 @@ class Resources:
         slope: growth of the memory per 1,000 steps as a share of the memory; None if no life is long
             enough.
         largest_bytes: largest memory.
-        descriptors: maximum of the first two thirds of the longest life after the warm-up, and median
-            of the last third. A leak exceeds the former; a client that connects to another replica
-            after a fault, or files that RocksDB merges later, do not.
+        growth_bytes: the same in bytes.
+        descriptors: medians of the first and the last third of the longest life, after the warm-up.
         threads: the same for threads.
+        more_descriptors: growth of the descriptors per 1,000 steps of this life.
+        more_threads: the same for threads.
     """
 
     num_lives: int
     num_steps: int
     slope: float | None
+    growth_bytes: float | None
     largest_bytes: int
     descriptors: tuple[int, int] | None
     threads: tuple[int, int] | None
+    more_descriptors: float
+    more_threads: float
 
     @property
     def problems(self) -> list[str]:
         """Violated promises."""
         found = []
-        growth_bytes = (self.slope or 0.0) * self.largest_bytes
+        growth_bytes = self.growth_bytes or 0.0
         if self.slope is not None and self.slope > MAX_SLOPE and growth_bytes > MIN_GROWTH_BYTES:
             found.append(
                 f"memory grows by {self.slope:.2%} per 1,000 steps, expected {MAX_SLOPE:.1%}"
             )
         for name in ("descriptors", "threads"):
             counts = getattr(self, name)
-            if counts is not None and counts[1] > counts[0]:
+            grows = getattr(self, f"more_{name}") > MAX_MORE
+            if counts is not None and counts[1] > counts[0] and grows:
                 found.append(f"{name} increase from {counts[0]} to {counts[1]}")
         return found
 
@@ -81,19 +89,25 @@ def _judge(lives: Sequence[Sequence[Sample]]) -> Resources:
     ]
     long = [life for life in warm if life and life[-1].steps - life[0].steps >= MIN_STEPS]
     counts: list[tuple[int, int] | None] = [None, None]
+    more = [0.0, 0.0]
     if long:
         longest = max(long, key=lambda life: life[-1].steps - life[0].steps)
         third = max(1, len(longest) // 3)
         for at, name in enumerate(("descriptors", "threads")):
             values = [getattr(each, name) for each in longest]
-            counts[at] = int(np.max(values[:-third])), int(np.median(values[-third:]))
-    slopes = [each for life in long for each in _slopes(life)]
+            counts[at] = int(np.median(values[:third])), int(np.median(values[-third:]))
+            more[at] = float(np.median(_growths(longest, name)))
+    growths = [each for life in long for each in _growths(life, "anonymous_bytes")]
+    growth = float(np.median(growths)) if growths else None
+    memory = [each.anonymous_bytes for life in long for each in life]
     return Resources(
         len(lives),
         sum(life[-1].steps - life[0].steps for life in long),
-        float(np.median(slopes)) if slopes else None,
+        None if growth is None else growth / float(np.median(memory)),
+        growth,
         max(each.anonymous_bytes for life in lives for each in life),
         *counts,
+        *more,
     )
 
 
@@ -102,13 +116,13 @@ def _first_steps(life: Sequence[Sample]) -> int:
     return min(each.steps for each in life[:30])
 
 
-def _slopes(life: Sequence[Sample]) -> list[float]:
-    """Returns the slopes between samples that are at least a quarter of the life apart."""
+def _growths(life: Sequence[Sample], name: str) -> list[float]:
+    """Returns the growth of an attribute per 1,000 steps between samples that are at least a quarter of
+    the life apart."""
     some = life[:: max(1, len(life) // _MAX_POINTS)]
     steps = np.array([each.steps for each in some], np.float64)
-    memory = np.array([each.anonymous_bytes for each in some], np.float64)
+    values = np.array([getattr(each, name) for each in some], np.float64)
     distance = steps[None, :] - steps[:, None]
-    growth = memory[None, :] - memory[:, None]
+    growth = values[None, :] - values[:, None]
     far = distance >= (steps[-1] - steps[0]) / 4
-    slopes = growth[far] / distance[far] * 1000 / np.median(memory)
-    return [float(each) for each in slopes]
+    return [float(each) for each in growth[far] / distance[far] * 1000]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,9 @@ def test_growth_is_found_over_several_lives_despite_noise_and_restarts(soak: Any
 def test_descriptors_that_accumulate_are_a_problem(soak: Any) -> None:
     found = soak("verdicts").judge_resources(_life(soak, 1, 0, descriptors=12))["rank 0"]
     assert found.problems == ["descriptors increase from 25 to 30"]
+    life = _life(soak, 1, 0)  # A connection to another replica is opened once.
+    life = [replace(each, descriptors=20 + (each.seconds >= 400)) for each in life]
+    assert soak("verdicts").judge_resources(life)["rank 0"].problems == []
 
 
 def test_a_process_without_a_long_life_is_a_finding_of_a_long_run(soak: Any) -> None:

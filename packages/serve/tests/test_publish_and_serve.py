@@ -390,7 +390,7 @@ def test_published_snapshots_are_removed_when_newer_ones_arrive(run: Run) -> Non
             each.name for each in Path(run.out).iterdir() if not each.name.startswith(".")
         )
         assert f"step-{run.step:03d}" in names
-        for path in (run.out / Path(each, file) for each in names for file in ("manifest.json", "")):
+        for path in (Path(run.out, each, file) for each in names for file in ("manifest.json", "")):
             os.utime(path, ns=(0, 0))  # new ones are not remembered
         with serve_here(run) as server:
             assert server.service.tables.versions()[0].hash == published.written.hash
