@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,34 @@ def test_many_small_files_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for step in range(13, 20):
         write(one, range(step, step + 1), size=5)
     assert len(list(folder.iterdir())) == 8  # Large files are not written again.
+
+
+_LONG_RUN = """
+import sys
+from pathlib import Path
+from sparring_train.columns import Cut, CutRange
+from sparring_train.data.stream.cut_log import CutLog
+
+def memory_bytes():
+    [line] = [each for each in Path("/proc/self/status").open() if each.startswith("RssAnon")]
+    return int(line.split()[1]) << 10
+
+log = CutLog(sys.argv[1], 3, print)
+for save in range(64 * 10):
+    if save == 64 * 4:
+        before = memory_bytes()
+    for step in range(save * 15, save * 15 + 15):
+        log.add(step, Cut(tuple(CutRange(name, step, step + 1, 1) for name in "abc"), {}, 1.0))
+    log.flush()
+print(memory_bytes() - before)
+"""
+
+
+@pytest.mark.long
+def test_the_memory_of_a_long_run_is_constant(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _LONG_RUN, str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(ran.stdout) < 8 << 20  # Threads and large files would keep 14 MiB or more.
 
 
 def test_a_damaged_log_is_reported(tmp_path: Path) -> None:

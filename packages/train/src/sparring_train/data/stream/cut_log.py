@@ -43,7 +43,7 @@ _UNFINISHED = ".unfinished"
 _MAX_WAITING_ROWS = 20_000
 """Number of rows in memory after which they are written."""
 _MAX_SMALL_FILES = 64
-_SMALL_BYTES = 1 << 20
+_SMALL_BYTES = 1 << 16
 _READ_ATTEMPTS = 5
 _RANGE = ("partition", "begin", "end", "num_events", "read_time")
 _SCHEMA = pyarrow.schema(
@@ -162,13 +162,20 @@ def _merge_files(system: Any, folder: str) -> None:
         small.insert(0, name)
     if len(small) < _MAX_SMALL_FILES:
         return
-    rows = _SCHEMA.empty_table()
-    for name in small:
+    tables: list[pyarrow.Table] = []
+    end: int | None = None  # Later files repeat the steps from here on.
+    for name in reversed(small):
         with system.open(name, "rb") as file:
-            found = parquet.read_table(file, schema=_SCHEMA)
-        is_before = compute.less(rows["step"], found["step"][0])
-        rows = pyarrow.concat_tables([rows.filter(is_before), found])
-    written = _write(system, folder, _number_of(small[-1]), rows.combine_chunks())
+            # The memory pool would keep the memory of each thread.
+            options = {"use_threads": False, "pre_buffer": False}
+            found = parquet.read_table(file, schema=_SCHEMA, **options)
+        first = found["step"][0].as_py()
+        tables.insert(0, found if end is None else found.filter(compute.less(found["step"], end)))
+        end = first if end is None else min(first, end)
+    rows = pyarrow.concat_tables(tables).combine_chunks()
+    written = _write(system, folder, _number_of(small[-1]), rows)
+    del tables, found, rows
+    pyarrow.default_memory_pool().release_unused()
     # The oldest first: each remaining file is replaced by the written one, or contains the same cuts.
     for name in small:
         if name != written:
