@@ -122,6 +122,8 @@ class _Job:
             **os.environ,
             "SPARRING_NODE": node,
             "OMP_NUM_THREADS": "1",
+            # Otherwise, torchrun does not tell nodes that join later where the store of the ranks is.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
         }
         with (self.folder / f"agent-{node}.log").open("ab") as log:
