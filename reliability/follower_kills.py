@@ -110,11 +110,21 @@ class _Service:
                 raise AssertionError(f"no follower in sync within {_SECONDS} s: {state}")
             time.sleep(0.02)
 
-    def await_push(self) -> None:
-        """Waits until a client has one more acknowledged push."""
-        before, end = self.num_acknowledged(), time.monotonic() + _SECONDS
-        while self.num_acknowledged() <= before:
-            if time.monotonic() > end:
+    def await_push(self, ending: subprocess.Popen[bytes] | None = None) -> float:
+        """Waits until a process has ended, if one is given, and a client has one more acknowledged push.
+
+        Returns:
+            The longest time without a push.
+        """
+        before, last, longest = self.num_acknowledged(), time.monotonic(), 0.0
+        while True:
+            has_ended = ending is None or ending.poll() is not None
+            count, now = self.num_acknowledged(), time.monotonic()
+            if count > before:
+                before, last, longest = count, now, max(longest, now - last)
+                if has_ended:
+                    return longest
+            if now > last + _SECONDS:
                 raise AssertionError(f"no push within {_SECONDS} s: {self.state()}")
             time.sleep(0.02)
 
@@ -212,7 +222,7 @@ def _run_service(
                 time.sleep(draw.random() * 0.2)
                 seconds = _fault(service, kind, draw)
                 seen[kind] += 1
-                what = f"ms until the first push, longest: {kind}"
+                what = f"ms without a push, longest: {kind}"
                 seen[what] = max(seen[what], round(1000 * seconds))
                 if number % _CHECK_EVERY == _CHECK_EVERY - 1:
                     failures += [f"trial {number}: {each}" for each in service.check()]
@@ -227,9 +237,9 @@ def _run_service(
 
 
 def _fault(service: _Service, kind: str, draw: random.Random) -> float:
-    """Returns the seconds until the next acknowledged push."""
+    """Returns the longest time without an acknowledged push after the fault, in seconds."""
     what, _, whom = kind.partition(" ")
-    begin = time.monotonic()
+    pause = 0.0
     if whom == "store":
         service.redis.kill()
         if what == "empty":
@@ -243,27 +253,28 @@ def _fault(service: _Service, kind: str, draw: random.Random) -> float:
         service.clients[victim].wait()
         service.clients[victim] = service.start_client()
     else:
-        _fault_of_server(service, what, whom, draw)
-    service.await_push()
-    return time.monotonic() - begin
+        pause = _fault_of_server(service, what, whom, draw)
+    return max(pause, service.await_push())
 
 
-def _fault_of_server(service: _Service, what: str, whom: str, draw: random.Random) -> None:
+def _fault_of_server(service: _Service, what: str, whom: str, draw: random.Random) -> float:
     leader = service.addresses.index(service.await_follower().leader)
     followers = [each for each in range(len(service.servers)) if each != leader]
     replica = leader if whom == "leader" else draw.choice(followers)
     process = service.servers[replica]
-    if what == "kill":
-        process.kill()
-    elif what == "end":
-        process.terminate()
-    if what != "stop":
-        process.wait()
-        service.start_again(replica)
-    else:
+    pause = 0.0
+    if what == "stop":
         process.send_signal(signal.SIGSTOP)
         time.sleep(_LEASE_SECONDS * draw.choice([0.3, 1.5, 3.0]))
         process.send_signal(signal.SIGCONT)
+        return pause
+    if what == "end":
+        process.terminate()
+        pause = service.await_push(process)
+    process.kill()
+    process.wait()
+    service.start_again(replica)
+    return pause
 
 
 def _end(service: _Service, seen: Counter[str]) -> list[str]:
