@@ -111,18 +111,22 @@ class _Service:
             time.sleep(0.02)
 
     def await_push(self, ending: subprocess.Popen[bytes] | None = None) -> float:
-        """Waits until a process has ended, if one is given, and a client has one more acknowledged push.
+        """Waits until a process, if one is given, has ended and is started again, and a client has one
+        more acknowledged push.
 
         Returns:
             The longest time without a push.
         """
         before, last, longest = self.num_acknowledged(), time.monotonic(), 0.0
         while True:
-            has_ended = ending is None or ending.poll() is not None
+            if ending is not None and ending.poll() is not None:
+                # Without it, two replicas have no follower, so no push is acknowledged.
+                self.start_again(self.servers.index(ending))
+                ending = None
             count, now = self.num_acknowledged(), time.monotonic()
             if count > before:
                 before, last, longest = count, now, max(longest, now - last)
-                if has_ended:
+                if ending is None:
                     return longest
             if now > last + _SECONDS:
                 raise AssertionError(f"no push within {_SECONDS} s: {self.state()}")
@@ -262,19 +266,13 @@ def _fault_of_server(service: _Service, what: str, whom: str, draw: random.Rando
     followers = [each for each in range(len(service.servers)) if each != leader]
     replica = leader if whom == "leader" else draw.choice(followers)
     process = service.servers[replica]
-    pause = 0.0
     if what == "stop":
         process.send_signal(signal.SIGSTOP)
         time.sleep(_LEASE_SECONDS * draw.choice([0.3, 1.5, 3.0]))
         process.send_signal(signal.SIGCONT)
-        return pause
-    if what == "end":
-        process.terminate()
-        pause = service.await_push(process)
-    process.kill()
-    process.wait()
-    service.start_again(replica)
-    return pause
+        return 0.0
+    process.terminate() if what == "end" else process.kill()
+    return service.await_push(process)
 
 
 def _end(service: _Service, seen: Counter[str]) -> list[str]:
