@@ -480,6 +480,12 @@ def test_a_source_whose_log_fails_accepts_no_pushes_to_partitions_that_moved(
             _move(world)
     for _ in range(5):
         world.push()
+    # The partitions have left since, but their rows are erased, and a save is possible, only later.
+    moves = world.servers[0].service.moves
+    with pytest.raises(StatusError, match="a resize is moving rows"):
+        moves.check_idle(0)
+    moves.move(encode(MoveRequest(is_settled=True)), 30)
+    moves.check_idle(0)
     world.check()
 
 
@@ -491,6 +497,31 @@ def test_rows_are_on_the_disk_of_the_target_before_pushes_wait(
     monkeypatch.setattr(log, "sync", lambda: synced.append(bool(source._closed.any())))
     _move(world)
     assert synced == [False]
+
+
+def test_calls_do_not_wait_until_rows_that_moved_are_erased(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves = world.servers[0].service.moves
+    erase = moves._rows.erase_left
+    seen: list[Any] = []
+
+    def erase_later(begin: int, end: int) -> None:
+        if not seen:
+            # A client with an older map calls in the meantime, and somebody saves.
+            call = threading.Thread(target=moves.read_map, daemon=True)
+            call.start()
+            call.join(30)
+            seen.append(call.is_alive())
+            with pytest.raises(StatusError, match="a resize is moving rows"):
+                moves.check_idle(0)
+        erase(begin, end)
+
+    monkeypatch.setattr(moves._rows, "erase_left", erase_later)
+    _move(world)
+    assert seen == [False]
+    moves.check_idle(0)
+    world.check()
 
 
 def test_rows_are_not_dropped_while_the_source_replaces_the_map(world: World) -> None:

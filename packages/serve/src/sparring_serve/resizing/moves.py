@@ -92,8 +92,11 @@ class Moves:
         """Pushes that were divided by an older map are rejected."""
         self._closed: Mask = np.zeros(NUM_PARTITIONS, np.bool_)
         """Partitions whose pushes have to wait."""
+        self._left: Mask = np.zeros(NUM_PARTITIONS, np.bool_)
+        """Partitions that moved to other shards, and whose rows have not been erased yet."""
         self._opened = threading.Condition(lock)
         self._adopting = threading.RLock()
+        self._erasing = threading.Lock()
         self._one_at_a_time = threading.Lock()
         self._one_part = threading.Lock()
         """Locked until a received part is applied, so that the next one is checked afterwards."""
@@ -146,7 +149,8 @@ class Moves:
         """
         if self._store is None:
             return
-        is_moving = self._one_at_a_time.locked() or self._one_part.locked() or self._closed.any()
+        is_moving = self._one_at_a_time.locked() or self._one_part.locked()
+        is_moving |= bool((self._closed | self._left).any())
         if is_moving or self._rows.incoming is not None or map_number not in (0, self._map.number):
             raise StatusError(
                 Status.FAILED_PRECONDITION,
@@ -201,6 +205,7 @@ class Moves:
         with self._adopting:
             self._min_number = shards.number
             self._adopt(shards)
+        self._erase_left()
 
     def _adopt(self, shards: ShardReplicas) -> None:
         number = self._shard.position.shard
@@ -232,11 +237,19 @@ class Moves:
         with self._in_order():
             self._shard.position = self._lookups.position = position
             self._closed &= ~(gained | left)
+            self._left |= left
             self._opened.notify_all()
         if not is_ready:
             self._shard.note_loss("the shard owns partitions whose rows it did not receive")
-        for begin, end in _ranges(left):
-            self._rows.erase_left(begin, end)
+
+    def _erase_left(self) -> None:
+        """Erases rows that moved to other shards. It takes long, so `adopt` must not wait for it."""
+        with self._erasing:
+            found = self._left.copy()
+            for begin, end in _ranges(found):
+                self._rows.erase_left(begin, end)
+            with self._in_order():
+                self._left &= ~found
 
     def _is_ready(self, gained: Mask) -> bool:
         found = self._rows.incoming
@@ -263,6 +276,7 @@ class Moves:
                 "parameters.replication.store is set; save, stop all servers, and start the new number"
             )
         self.read_map()
+        self._erase_left()
         if request.is_settled:
             self._drop_incoming()
         if request.begin == request.end:
@@ -325,6 +339,7 @@ class Moves:
             self.adopt(after)
         finally:
             self._notify(address)
+        self._erase_left()
         return encode(MoveReply(after.number, num_rows))
 
     def _open(self, begin: int, end: int) -> None:
@@ -400,6 +415,7 @@ class Moves:
             if part.stage == MoveStage.BEGIN:
                 self._rows.check_movable()
                 self.read_map()
+                self._erase_left()  # otherwise it could erase rows of partitions that come back
             # A part that is applied wrongly here would be replayed wrongly at each start.
             self._rows.check(part)
             with self._one_part:
