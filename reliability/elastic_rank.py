@@ -52,6 +52,7 @@ def main(arguments: list[str]) -> int:
         notes.add("waits")
         while True:
             time.sleep(60)
+    thresholds = gc.get_threshold()
     gc.set_threshold(10_000)  # as `sparring train` does
     # The modules that `sparring train` imports later, so that their import is one phase.
     import sparring_torch
@@ -60,6 +61,8 @@ def main(arguments: list[str]) -> int:
     from sparring_cli.application import main as run_command
     from sparring_train.cli import train as command
     from sparring_train.run.result import SilentProgress
+
+    gc.set_threshold(*thresholds)
 
     class Progress(SilentProgress):
         """Notes the start, and each step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import re
@@ -39,9 +38,6 @@ from sparring_train.run.result import TrainResult
 __all__ = ["ConfigArgument", "OverridesArgument", "add_train"]
 
 _MAX_TABLES_SHOWN = 8
-
-_GC_ALLOCATIONS = 10_000
-"""Number of new objects after which Python looks for cycles."""
 
 _WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 """Variables in which torchrun and mpiexec tell the number of ranks."""
@@ -138,8 +134,6 @@ def train(
     if reason is not None:
         raise PluginError(f"framework {framework.name!r} is not available: {reason}")
     keep_freed_memory()
-    # Importing torch creates 600,000 objects, which collections would scan again and again.
-    gc.set_threshold(_GC_ALLOCATIONS)
     progress = make_progress(
         make_console(is_error=True),
         run_config.training.log_interval_seconds,
