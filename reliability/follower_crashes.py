@@ -406,6 +406,7 @@ class _World:
                     elif not is_done:
                         known, is_done = epoch, True
                         take(epoch, *values)
+                        proceed()
 
                 process, epoch = chosen, known
                 self.send(lambda: self.at(0.0, lambda: start(process, epoch, accept), process))
@@ -419,11 +420,11 @@ class _World:
                 return
             if draw.random() < 0.5:
                 before = list(self.acknowledged)
-                call(self.pull, lambda *found: (self.check_pull(before, *found), proceed()))
+                call(self.pull, partial(self.check_pull, before))
                 return
             number += 1
             token = b"%s%d" % (name.encode(), number)
-            call(partial(self.push, token), lambda _: (self.accept_push(token), proceed()))
+            call(partial(self.push, token), lambda _: self.accept_push(token))
 
         self.at(draw.uniform(0, 1), proceed)
 

@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -318,7 +319,8 @@ def _push_forever(client: int, addresses: tuple[str, ...], path: Path) -> None:
                 print(number, file=acknowledged)
             except ShardRestartedError as error:
                 print(number, file=acknowledged)  # the push itself was completed
-                lost = [each for some in error.lost.values() for each in some]
+                reported: Any = error.lost
+                lost = [each for some in reported.values() for each in some]
                 print("restarted", *lost, file=acknowledged)
             except SparringError as error:
                 print(f"push {number}: {error}".replace("\n", " "), file=acknowledged)
