@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from sparring import StepContainer, StorageChoice, TableConfig
 from sparring.adapter import parse_hyper, resolve_method
 from sparring.contracts import MethodChoice
-from sparring.errors import StorageIOError
+from sparring.errors import SparringError, StorageIOError
 from sparring_serve import (
     AsyncParameterClient,
     LookupServer,
@@ -138,6 +140,40 @@ def test_a_push_that_was_resent_and_failed_again_is_one_failure() -> None:
     told = failures.report("a", 0)
     assert told is not None
     assert (told.push, told.num_more) == (1, 1)
+
+
+def test_a_server_that_ends_resigns_before_calls_that_continue_for_long() -> None:
+    tables = {"item": {"dim": 4, "update_method": "adagrad"}}
+    config = ServingConfig.model_validate(
+        {"parameters": {"tables": tables, "start": None}, "server": {"drain_seconds": 0}}
+    )
+    began, resigned, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def flush() -> None:
+        began.set()
+        ended.wait(60)
+
+    with open_parameter_server(config, address="127.0.0.1:0") as server:
+        server.service.tables.flush = flush
+        server.changes.resign = resigned.set
+        client = ParameterClient(server.address)
+        calls = [
+            threading.Thread(target=_flush, args=(client,), daemon=True),
+            threading.Thread(target=server.close, daemon=True),
+        ]
+        calls[0].start()
+        assert began.wait(30)
+        calls[1].start()
+        has_resigned = resigned.wait(30)
+        ended.set()
+        for each in calls:
+            each.join(60)
+        assert has_resigned
+
+
+def _flush(client: ParameterClient) -> None:
+    with suppress(SparringError):
+        client.flush(deadline_seconds=5)
 
 
 # -- programs that end without a flush -------------------------------------------------

@@ -398,12 +398,16 @@ class ParameterService:
         check = self.lookups.check_deadline if method == "Push" else self.check_long_deadline
         check(remaining_seconds)
 
+    def resign(self) -> None:
+        """See `Changes.resign`."""
+        if self.replication is not None:
+            self.replication.close()
+
     def close(self) -> None:
         """Cancels a running save, applies all waiting pushes, and closes the log."""
         if self.scheduled is not None:
             self.scheduled.close()
-        if self.replication is not None:
-            self.replication.close()
+        self.resign()
         self.queue.close()
         self._transport.close()
         if self._maps is not None:

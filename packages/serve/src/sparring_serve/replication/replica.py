@@ -198,9 +198,7 @@ class Replica:
         if not self.is_leader or before is None or not self._is_state_known:
             return
         lacking = self.lacking(self.log.end.position)
-        complete = tuple(
-            each for each in self._in_sync() if each in before.in_sync and each not in lacking
-        )
+        complete = tuple(each for each in before.in_sync if each not in lacking)
         self._follow(self.epoch, "")
         if len(complete) > 1:
             after = replace(before, in_sync=complete, has_ended=True)

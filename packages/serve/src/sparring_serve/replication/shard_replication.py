@@ -107,6 +107,8 @@ class ShardReplication:
 
     def close(self) -> None:
         """Ends the threads. If this replica leads, a follower that has all records replaces it."""
+        if self._stop.is_set():
+            return
         replica = self.replica
         with self._lock:
             self._changed.wait_for(

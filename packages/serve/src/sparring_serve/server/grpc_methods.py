@@ -73,6 +73,10 @@ class Changes(Protocol):
     def check_deadline(self, method: str, remaining_seconds: float) -> None:
         """Raises `StatusError` if the deadline of a call is missing or too long."""
 
+    def resign(self) -> None:
+        """Lets another replica lead. Called when replies no longer reach clients, although calls in
+        progress may still run."""
+
     def close(self) -> None: ...
 
 

@@ -180,6 +180,8 @@ class LookupServer:
         self._is_closed = True
         self.service.is_draining = True
         self._grpc.stop(self._drain_seconds).wait()
+        if self.changes is not None:
+            self.changes.resign()
         self._calls.close()
         self._probes.close()
         self._rejections.shutdown(wait=True)
