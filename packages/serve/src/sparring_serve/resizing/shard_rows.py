@@ -27,6 +27,9 @@ __all__ = ["ChangedKeys", "Incoming", "ShardRows"]
 
 _CHUNK_BYTES = 1 << 20
 _SCANNED_ROWS = 8_192
+_INSTEAD = (
+    "save, stop all servers, delete the shard map in the store, and start the new number of shards"
+)
 
 Mask = npt.NDArray[np.bool_]
 
@@ -143,13 +146,13 @@ class ShardRows:
             if storage.capabilities.persistent or storage.capabilities.shared:
                 raise UnsupportedError(
                     f"resize: the storage of table {name!r} keeps its rows outside of the server, so "
-                    "they cannot move; save, stop all servers, and start the new number of shards",
+                    f"they cannot move; {_INSTEAD}",
                     table=name,
                 )
             if self._shard.container.tables[name].admission is not None:
                 raise UnsupportedError(
                     f"resize: the admission filter of table {name!r} cannot be divided while it "
-                    "learns; save, stop all servers, and start the new number of shards",
+                    f"learns; {_INSTEAD}",
                     table=name,
                 )
 
