@@ -55,6 +55,14 @@ def test_writes_saves_and_loads_follow_the_new_owners(tmp_path: Path) -> None:
             made.storage("item").upsert(gained, rows)
 
 
+def test_each_rank_still_stores_all_rows_of_a_replicated_table() -> None:
+    with StepContainer(rendezvous=IndependentRendezvous(0, 3)) as made:
+        made.declare(TableConfig("item", 2, placement="replicated"), StorageChoice("memory"))
+        made.change_owners(ShardMap.balanced(2))
+        made.storage("item").upsert(KEYS, np.ones((len(KEYS), 2), np.float32))
+        assert made.num_rows("item") == len(KEYS)
+
+
 def test_ranks_that_take_steps_together_keep_their_partitions() -> None:
     def change(collective: Collective) -> None:
         with (

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring.errors import SnapshotDamagedError, SnapshotError
-from sparring.snapshot import changed_keys
+from sparring.snapshot import changed_keys, reader
 from sparring.snapshot.changed_keys import CHANGED_KEYS, has_changed, index_keys, index_without
 from sparring.snapshot.reader import Snapshot, open_snapshot
 from sparring.snapshot.retention import compact, list_unreadable_snapshots, open_snapshots
@@ -123,9 +123,18 @@ def test_a_folder_is_opened_like_each_of_its_snapshots(tmp_path: Path) -> None:
     assert "the base was replaced" in errors["5"]
 
 
-def test_removed_snapshots_are_not_kept_in_memory(tmp_path: Path) -> None:
-    opened = []
-    for step in range(1, 6):
+def test_removed_snapshots_are_not_kept_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, checked = [], []
+    monkeypatch.setattr(reader, "_remembered", reader.RememberedSnapshots())
+    forget = reader.RememberedSnapshots._forget_removed
+    monkeypatch.setattr(
+        reader.RememberedSnapshots,
+        "_forget_removed",
+        lambda self, place: (checked.append(len(self._found)), forget(self, place)),
+    )
+    for step in range(1, 21):
         saved = save(tmp_path, step, make_chunk([step]))
         os.utime(Path(saved.url) / "manifest.json", ns=(0, 0))  # new ones are not remembered
         os.utime(saved.url, ns=(0, 0))
@@ -134,7 +143,8 @@ def test_removed_snapshots_are_not_kept_in_memory(tmp_path: Path) -> None:
             shutil.rmtree(tmp_path / f"step-{step - 1:09d}")
     del saved
     gc.collect()
-    assert [each() is None for each in opened] == [True, True, True, False, False]
+    assert sum(each() is not None for each in opened) <= 6  # 2 of them exist
+    assert sum(checked) <= 3 * len(opened)
 
 
 def test_a_remembered_chain_is_not_extended_beyond_the_limit(

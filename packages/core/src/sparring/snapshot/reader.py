@@ -391,6 +391,8 @@ class RememberedSnapshots:
         self._lock = threading.Lock()
         # Folder and name → identity and snapshot.
         self._found: OrderedDict[tuple[str, str], tuple[tuple[int, ...], Snapshot]] = OrderedDict()
+        self._num_added = 0
+        """Number of snapshots since removed ones were forgotten."""
 
     def find(
         self, place: SnapshotRoot, name: str, known: Mapping[str, Snapshot]
@@ -420,12 +422,17 @@ class RememberedSnapshots:
         """
         if identity is None:
             return
-        if snapshot.base is None:
-            self._forget_removed(snapshot.place)
         with self._lock:
             self._found[snapshot.place.url, snapshot.name] = identity, snapshot
             while len(self._found) > _MAX_REMEMBERED:
                 self._found.popitem(last=False)
+            self._num_added += 1
+            # Otherwise, opening many snapshots would check each of them many times.
+            is_due = self._num_added > len(self._found) // 2
+            if is_due:
+                self._num_added = 0
+        if is_due:
+            self._forget_removed(snapshot.place)
 
     def _forget_removed(self, place: SnapshotRoot) -> None:
         """Forgets snapshots that were removed, so that the memory of a long run does not increase."""

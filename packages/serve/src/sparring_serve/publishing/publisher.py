@@ -359,7 +359,7 @@ def _existing(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.Serv
         if identity is not None:
             _manifests[url] = identity, found[name]
     for url in _manifests.keys() - read:  # of removed snapshots, and of other folders
-        del _manifests[url]
+        _manifests.pop(url, None)  # Another thread may have deleted it.
     return dict(sorted(found.items(), key=lambda each: (each[1].step, each[0])))
 
 

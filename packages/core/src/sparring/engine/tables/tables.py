@@ -164,7 +164,7 @@ class Tables:
         owners, world_size = shard_map.owners, shard_map.world_size
         for entry in self.entries.values():
             entry.layout = replace(entry.layout, owners=owners, world_size=world_size)
-            is_alone = world_size == 1
+            is_alone = entry.layout.is_replicated or world_size == 1
             own = None if is_alone else KeyOwners(entry.config.name, membership.rank, owners)
             entry.write_log.owners = own
 
