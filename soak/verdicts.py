@@ -18,9 +18,9 @@ WARM_UP_STEPS = 1_000
 """Steps of a life that are not judged: caches fill, and most rows are touched for the first time."""
 MIN_GROWTH_BYTES = 1 << 16
 """Growth per 1,000 steps that is not a problem; small processes grow by single pages."""
-MAX_MORE = 1.0
-"""Maximum growth of descriptors and threads per 1,000 steps, in which there are three faults. A client
-opens one connection more when it uses another replica for the first time; a leak continues."""
+MAX_MORE = 2
+"""Number of descriptors or threads that a life may add, however long it is: a client opens a connection
+to another replica of each of the two shards when it first uses it. A leak continues."""
 MIN_STEPS = 500
 """Number of steps of a life, after the warm-up, from which its slope is measured."""
 _MAX_POINTS = 200
@@ -39,8 +39,6 @@ class Resources:
         growth_bytes: the same in bytes.
         descriptors: medians of the first and the last third of the longest life, after the warm-up.
         threads: the same for threads.
-        more_descriptors: growth of the descriptors per 1,000 steps of this life.
-        more_threads: the same for threads.
     """
 
     num_lives: int
@@ -50,8 +48,6 @@ class Resources:
     largest_bytes: int
     descriptors: tuple[int, int] | None
     threads: tuple[int, int] | None
-    more_descriptors: float
-    more_threads: float
 
     @property
     def problems(self) -> list[str]:
@@ -64,8 +60,7 @@ class Resources:
             )
         for name in ("descriptors", "threads"):
             counts = getattr(self, name)
-            grows = getattr(self, f"more_{name}") > MAX_MORE
-            if counts is not None and counts[1] > counts[0] and grows:
+            if counts is not None and counts[1] > counts[0] + MAX_MORE:
                 found.append(f"{name} increase from {counts[0]} to {counts[1]}")
         return found
 
@@ -89,15 +84,13 @@ def _judge(lives: Sequence[Sequence[Sample]]) -> Resources:
     ]
     long = [life for life in warm if life and life[-1].steps - life[0].steps >= MIN_STEPS]
     counts: list[tuple[int, int] | None] = [None, None]
-    more = [0.0, 0.0]
     if long:
         longest = max(long, key=lambda life: life[-1].steps - life[0].steps)
         third = max(1, len(longest) // 3)
         for at, name in enumerate(("descriptors", "threads")):
             values = [getattr(each, name) for each in longest]
             counts[at] = int(np.median(values[:third])), int(np.median(values[-third:]))
-            more[at] = float(np.median(_growths(longest, name)))
-    growths = [each for life in long for each in _growths(life, "anonymous_bytes")]
+    growths = [each for life in long for each in _growths(life)]
     growth = float(np.median(growths)) if growths else None
     memory = [each.anonymous_bytes for life in long for each in life]
     return Resources(
@@ -107,7 +100,6 @@ def _judge(lives: Sequence[Sequence[Sample]]) -> Resources:
         growth,
         max(each.anonymous_bytes for life in lives for each in life),
         *counts,
-        *more,
     )
 
 
@@ -116,13 +108,13 @@ def _first_steps(life: Sequence[Sample]) -> int:
     return min(each.steps for each in life[:30])
 
 
-def _growths(life: Sequence[Sample], name: str) -> list[float]:
-    """Returns the growth of an attribute per 1,000 steps between samples that are at least a quarter of
-    the life apart."""
+def _growths(life: Sequence[Sample]) -> list[float]:
+    """Returns the growth of the memory per 1,000 steps between samples that are at least a quarter of the
+    life apart."""
     some = life[:: max(1, len(life) // _MAX_POINTS)]
     steps = np.array([each.steps for each in some], np.float64)
-    values = np.array([getattr(each, name) for each in some], np.float64)
+    memory = np.array([each.anonymous_bytes for each in some], np.float64)
     distance = steps[None, :] - steps[:, None]
-    growth = values[None, :] - values[:, None]
+    growth = memory[None, :] - memory[:, None]
     far = distance >= (steps[-1] - steps[0]) / 4
     return [float(each) for each in growth[far] / distance[far] * 1000]

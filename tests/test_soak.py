@@ -61,9 +61,15 @@ def test_growth_is_found_over_several_lives_despite_noise_and_restarts(soak: Any
 def test_descriptors_that_accumulate_are_a_problem(soak: Any) -> None:
     found = soak("verdicts").judge_resources(_life(soak, 1, 0, descriptors=12))["rank 0"]
     assert found.problems == ["descriptors increase from 25 to 30"]
-    life = _life(soak, 1, 0)  # A connection to another replica is opened once.
-    life = [replace(each, descriptors=20 + (each.seconds >= 400)) for each in life]
-    assert soak("verdicts").judge_resources(life)["rank 0"].problems == []
+    # Connections to another replica of each shard are opened once; a slow leak is found in a long life.
+    judge = soak("verdicts").judge_resources
+    life = [replace(each, descriptors=20 + 2 * (each.seconds >= 400)) for each in _life(soak, 1, 0)]
+    assert judge(life)["rank 0"].problems == []
+    slow = [each for part in range(10) for each in _life(soak, 1, 0, begin=3000 * part)]
+    slow = [
+        replace(each, seconds=at, descriptors=20 + at // 1000) for at, each in enumerate(slow)
+    ]
+    assert judge(slow)["rank 0"].problems == ["descriptors increase from 21 to 25"]
 
 
 def test_a_process_without_a_long_life_is_a_finding_of_a_long_run(soak: Any) -> None:
