@@ -66,9 +66,7 @@ def test_descriptors_that_accumulate_are_a_problem(soak: Any) -> None:
     life = [replace(each, descriptors=20 + 2 * (each.seconds >= 400)) for each in _life(soak, 1, 0)]
     assert judge(life)["rank 0"].problems == []
     slow = [each for part in range(10) for each in _life(soak, 1, 0, begin=3000 * part)]
-    slow = [
-        replace(each, seconds=at, descriptors=20 + at // 1000) for at, each in enumerate(slow)
-    ]
+    slow = [replace(each, seconds=at, descriptors=20 + at // 1000) for at, each in enumerate(slow)]
     assert judge(slow)["rank 0"].problems == ["descriptors increase from 21 to 25"]
 
 

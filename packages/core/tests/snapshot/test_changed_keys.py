@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from sparring.errors import SnapshotDamagedError, SnapshotError
 from sparring.snapshot import changed_keys, reader
 from sparring.snapshot.changed_keys import CHANGED_KEYS, has_changed, index_keys, index_without
+from sparring.snapshot.place.place import SnapshotRoot
 from sparring.snapshot.reader import Snapshot, open_snapshot
 from sparring.snapshot.retention import compact, list_unreadable_snapshots, open_snapshots
 from sparring.snapshot.writer import SnapshotWriter
@@ -127,13 +128,13 @@ def test_removed_snapshots_are_not_kept_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened, checked = [], []
-    monkeypatch.setattr(reader, "_remembered", reader.RememberedSnapshots())
-    forget = reader.RememberedSnapshots._forget_removed
-    monkeypatch.setattr(
-        reader.RememberedSnapshots,
-        "_forget_removed",
-        lambda self, place: (checked.append(len(self._found)), forget(self, place)),
-    )
+
+    class Counting(reader.RememberedSnapshots):
+        def _forget_removed(self, place: SnapshotRoot) -> None:
+            checked.append(len(self._found))
+            super()._forget_removed(place)
+
+    monkeypatch.setattr(reader, "_remembered", Counting())
     for step in range(1, 21):
         saved = save(tmp_path, step, make_chunk([step]))
         os.utime(Path(saved.url) / "manifest.json", ns=(0, 0))  # new ones are not remembered
