@@ -20,6 +20,29 @@ from sparring_serve.status import Status, StatusError
 from .conftest import Shards, made_gradients
 
 
+def test_a_push_that_cannot_be_synced_is_not_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = PushLog(tmp_path, 0, 1, 1 << 20, sync_milliseconds=0)
+    log.resume("", lambda _: None)
+    log.keep_recent()
+    log.append(b"first")
+
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        with pytest.raises(StorageIOError, match="Input/output error"):
+            log.append(b"second")
+    assert log.position == 1
+    assert [bytes(each.payload) for each in log.read(0)] == [b"first"]
+    log.close()
+    replayed: list[bytes] = []
+    PushLog(tmp_path, 0, 1, 1 << 20, 0).resume("", replayed.append)
+    assert replayed == [b"first"]
+
+
 def test_a_segment_that_cannot_be_written_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -337,8 +337,6 @@ class PushLog:
         self._write(RecordKind.PUSH, content)
         self.position += 1
         self._remember(Record(RecordKind.PUSH, content))
-        if not self._sync_seconds:
-            self._fsync()
 
     def _remember(self, record: Record) -> None:
         """Keeps a record in memory, because followers need it soon."""
@@ -357,8 +355,6 @@ class PushLog:
             )
         if not self.gap:
             self._write(RecordKind.CHANGE, content)
-            if not self._sync_seconds:
-                self._fsync()
 
     def has_space(self, num_bytes: int) -> bool:
         """Returns whether a record fits.
@@ -409,6 +405,7 @@ class PushLog:
         payload = json.dumps(header).encode()
         content = _MAGIC + _head(RecordKind.HEADER, payload) + payload
         try:
+            self._fsync()
             opened = path.open("xb", buffering=0)
             try:
                 if opened.write(content) < len(content):
@@ -425,7 +422,6 @@ class PushLog:
         with self._file_lock:
             before, self._file = self._file, opened
             if before is not None:
-                os.fsync(before.fileno())
                 before.close()
         self.num_bytes += opened.tell()
         if base is not None:
@@ -554,6 +550,8 @@ class PushLog:
                 written = 0
                 while written < len(part):
                     written += self._file.write(part[written:])
+            if not self._sync_seconds:
+                self._fsync()
         except OSError as error:
             self._file.truncate(before)
             self._file.seek(before)
