@@ -121,6 +121,24 @@ def test_a_replica_that_cannot_write_leaves_the_lead_to_another() -> None:
     assert world.b.is_leader
 
 
+def test_a_follower_joins_while_new_pushes_are_always_ahead_of_it() -> None:
+    world = World(a=Log(3, 10), b=Log(3, 10))
+    world.write(3, "a", ("a",), 5)
+    world.tick(world.a)
+    world.exchange()
+    for _ in range(10):
+        world.now += 0.1
+        request = world.a.request_for("b")
+        assert request is not None
+        reply = world.b.replicate(request)
+        # A push is acknowledged between the follower's append and its reply.
+        world.logs["a"].append([Record(1, b"")])
+        world.a.is_replicated(world.logs["a"].end.position)
+        world.a.take_reply("b", request, reply)
+        world.tick(world.a)
+    assert world.state.in_sync == ("a", "b")
+
+
 def test_a_follower_that_cannot_append_is_not_in_sync() -> None:
     world = World(a=Log(3, 10), b=Log(3, 10))
     world.write(3, "a", ("a",), 5)

@@ -47,7 +47,8 @@ allows for clocks with different rates."""
 
 _NO_END = LogPosition(-1, 0)
 _MAX_LAG = 64
-"""Records that a follower may lack when it joins, if acknowledgements do not wait for followers."""
+"""Records that a follower may lack when acknowledgements begin to wait for it. If they never wait, it may
+also join with so many missing."""
 
 
 class _Link(Enum):
@@ -68,7 +69,7 @@ class _Follower:
     sent: ReplicateRequest | None = None
     """The last request, unless its reply has arrived."""
     is_required: bool = False
-    """Whether acknowledgements wait for it: at least while it is in `in_sync`."""
+    """Whether acknowledgements wait for it: while it is in `in_sync`, and shortly before."""
 
 
 @dataclass(slots=True)
@@ -140,8 +141,8 @@ class Replica:
 
     @property
     def num_followers(self) -> int:
-        """Number of followers in sync."""
-        return sum(each.is_required for each in self._followers.values())
+        """Number of followers in sync according to the store, so that they may replace this leader."""
+        return 0 if self._state is None else len(self._state.in_sync) - 1
 
     def lacking(self, position: int) -> list[str]:
         """Returns the followers in sync that do not have the records up to a position."""
@@ -257,7 +258,7 @@ class Replica:
         self._lease_end = began + self.options.lease_seconds
         for address, each in self._followers.items():
             # Only after the store has removed it do acknowledgements stop waiting for it.
-            each.is_required = address in after.in_sync
+            each.is_required = address in after.in_sync or self._is_joining(each)
 
     def _is_leader_of(self, epoch: int) -> bool:
         return self.is_leader and self.epoch == epoch
@@ -274,7 +275,7 @@ class Replica:
         found = [
             address
             for address, each in self._followers.items()
-            if now - each.replied_at <= self.options.lease_seconds / 2
+            if self._is_alive(each, now)
             and (self._remains(each) if address in before else self._joins(each))
         ]
         return (self.address, *found)
@@ -285,10 +286,22 @@ class Replica:
 
     def _joins(self, each: _Follower) -> bool:
         """Returns whether a follower has every record that may have been acknowledged."""
-        needed = self._acknowledged
         if not self.options.waits_for_followers:
-            needed = self.log.end.position - _MAX_LAG
-        return each.state is _Link.FOLLOWING and each.end.position >= needed
+            return self._is_close(each)
+        return each.state is _Link.FOLLOWING and each.end.position >= self._acknowledged
+
+    def _is_joining(self, each: _Follower) -> bool:
+        """Returns whether acknowledgements must wait for a follower that is not in sync. Otherwise, they
+        could always be ahead of it, and it would never join."""
+        waits = self.options.waits_for_followers
+        return waits and self._is_close(each) and self._is_alive(each, self._clock())
+
+    def _is_close(self, each: _Follower) -> bool:
+        least = self.log.end.position - _MAX_LAG
+        return each.state is _Link.FOLLOWING and each.end.position >= least
+
+    def _is_alive(self, each: _Follower, now: float) -> bool:
+        return now - each.replied_at <= self.options.lease_seconds / 2
 
     def _watch(self) -> StoreSteps:
         value = yield ReadState()
@@ -400,14 +413,15 @@ class Replica:
 
     def take_reply(
         self, address: str, request: ReplicateRequest, reply: ReplicateReply | None
-    ) -> None:
-        """Takes the reply to a request; None if there was none."""
+    ) -> bool:
+        """Takes the reply to a request; None if there was none. Returns whether the follower joins, so
+        that `tick` should be called soon."""
         if reply is None:
-            return
+            return False
         self.note_epoch(reply.epoch)
         each = self._followers[address]
         if each.sent is not request or not self._is_leader_of(request.epoch):
-            return  # of an earlier request
+            return False  # of an earlier request
         each.sent = None
         if not request.records or reply.end != request.after or reply.session != request.session:
             # A follower that cannot append, for example because its disk is full, is not in sync.
@@ -423,6 +437,10 @@ class Replica:
             elif each.state is _Link.UNKNOWN:
                 each.state = _Link.ASKED
         each.is_loading = reply.is_loading
+        if each.is_required or not self._is_joining(each):
+            return False
+        each.is_required = True
+        return True
 
     # -- the follower's side
 

@@ -86,6 +86,8 @@ class ShardReplication:
         self._links = {each: threading.Lock() for each in place.others}
         self._sent_at = dict.fromkeys(place.others, 0.0)
         self._stop = threading.Event()
+        self._is_due = threading.Event()
+        """Set if a follower joins, which the store must know soon."""
         self._last_failure = self._last_store_failure = ""
         self._noted = (0, False)
         """Epoch and role that the owner knows."""
@@ -116,6 +118,7 @@ class ShardReplication:
                 self.config.lease_seconds,
             )
             self._stop.set()
+            self._is_due.set()
             self._changed.notify_all()
         for each in self._threads:
             each.join()
@@ -353,7 +356,8 @@ class ShardReplication:
             else:
                 reply = _reply(outcome.answer)
             with self._lock:
-                self.replica.take_reply(address, request, reply)
+                if self.replica.take_reply(address, request, reply):
+                    self._is_due.set()
                 self._changed.notify_all()
                 return self.replica.end_of(address) != before
         finally:
@@ -377,7 +381,11 @@ class ShardReplication:
 
     def _watch(self) -> None:
         pause = self.config.lease_seconds / _HEARTBEATS_PER_LEASE
-        while not self._stop.wait(pause):
+        while not self._stop.is_set():
+            self._is_due.wait(pause)
+            self._is_due.clear()
+            if self._stop.is_set():
+                return
             with self._lock:
                 is_due = self.replica.is_renewal_due()
             if is_due:
