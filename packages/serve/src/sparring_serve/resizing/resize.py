@@ -109,7 +109,8 @@ def resize(
                 raise ResizeError(
                     f"resize: partitions {move.begin} to {move.end - 1} did not move from shard "
                     f"{move.source + 1} to {move.target + 1} in {_ATTEMPTS} attempts: {outcome.status} "
-                    f"{outcome.message}"
+                    f"{outcome.message}; remove the cause and run the command again, or go back with "
+                    "the previous file"
                 )
             transport.pause(0.1 * num_failed)
         current = maps.read() or current
