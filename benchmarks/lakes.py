@@ -1,12 +1,14 @@
 """Tables of lakehouses, compared with the scans of their own libraries: `data.path: delta://…`.
 
 Ours decodes rows, splits off the test part, shuffles, and creates batches; the library only decodes the
-same columns. Both keep freed memory, as `sparring train` does.
+same columns. Both keep freed memory, as `sparring train` does. Memory is measured in separate processes.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
@@ -22,11 +24,19 @@ from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.reading import NAMES, make_columns, measure_memory, read_epoch
 from benchmarks.scale import Scale
 
-__all__ = ["measure"]
+__all__ = ["measure", "open_lake"]
 
 NUM_ROWS, APPENDED_ROWS = 10_000_000, 1_000_000
 ROUNDS = 3
 COLUMNS = [*NAMES, "y"]
+
+_SCAN = """
+import sys
+from benchmarks.lakes import open_lake
+from benchmarks.reading import peak_megabytes
+open_lake(*sys.argv[1:]).scan()
+print(peak_megabytes())
+"""
 
 
 def measure(scale: Scale) -> list[Figure]:
@@ -34,7 +44,7 @@ def measure(scale: Scale) -> list[Figure]:
     if find_spec("sparring_train") is None:
         return [Figure("lakes", "not measured", detail="needs sparring-train")]
     figures: list[Figure] = []
-    for package, make in (("deltalake", _delta), ("pyiceberg", _iceberg), ("lance", _lance)):
+    for package in _FORMATS:
         if find_spec(package) is None:
             figures.append(Figure(package, "not measured", detail=f"needs {package}"))
             continue
@@ -43,18 +53,16 @@ def measure(scale: Scale) -> list[Figure]:
             TemporaryDirectory() as folder,
             ProcessPoolExecutor(1, get_context("spawn")) as pool,
         ):
-            figures += pool.submit(_measure, package, make, Path(folder), scale).result()
+            figures += pool.submit(_measure, package, folder, scale).result()
     return figures
 
 
-def _measure(
-    package: str, make: Callable[[Path], _Lake], folder: Path, scale: Scale
-) -> list[Figure]:
+def _measure(package: str, folder: str, scale: Scale) -> list[Figure]:
     from sparring_train.run.allocator import keep_freed_memory
 
     keep_freed_memory()
     num_rows = scale.rows(NUM_ROWS)
-    lake = make(folder)
+    lake = open_lake(package, folder)
     for _ in range(0, num_rows, APPENDED_ROWS):
         size = min(APPENDED_ROWS, num_rows)
         lake.append(pyarrow.concat_tables(map(pyarrow.table, make_columns("integers", size))))
@@ -65,6 +73,8 @@ def _measure(
     )
     ratio = median(ratios(timings["ours"], timings[package]))
     seconds = timings["ours"].median
+    scan = [sys.executable, "-c", _SCAN, package, folder]
+    ran = subprocess.run(scan, capture_output=True, text=True, check=True)
     return [
         Figure(
             f"{num_rows:,} rows × {len(NAMES)} columns of integers, {package}",
@@ -74,11 +84,12 @@ def _measure(
             ratio=ratio,
         ),
         measure_memory(lake.url, num_rows),
+        Figure(f"a scan of {package}", f"{int(ran.stdout)} MiB resident"),
     ]
 
 
 class _Lake:
-    """An empty table.
+    """A table.
 
     Args:
         url: value of `data.path`.
@@ -112,7 +123,7 @@ def _iceberg(folder: Path) -> _Lake:
     from pyiceberg.catalog import load_catalog
 
     catalog = load_catalog("benchmark")
-    catalog.create_namespace("shop")
+    catalog.create_namespace_if_not_exists("shop")
 
     def append(rows: Any) -> None:
         catalog.create_table_if_not_exists("shop.clicks", rows.schema).append(rows)
@@ -133,3 +144,11 @@ def _lance(folder: Path) -> _Lake:
         lance.write_dataset(rows, path, mode="append" if path.exists() else "create")
 
     return _Lake(f"lance://{path}", append, lambda: lance.dataset(path).to_batches(columns=COLUMNS))
+
+
+_FORMATS = {"deltalake": _delta, "pyiceberg": _iceberg, "lance": _lance}
+
+
+def open_lake(package: str, folder: str) -> _Lake:
+    """Returns the table of a folder. It is created by the first rows that are added."""
+    return _FORMATS[package](Path(folder))

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.measuring import Figure, alternate, ratios
 from benchmarks.scale import Scale
 
-__all__ = ["NAMES", "make_columns", "measure", "measure_memory", "read_epoch"]
+__all__ = ["NAMES", "make_columns", "measure", "measure_memory", "peak_megabytes", "read_epoch"]
 
 NUM_ROWS, NUM_LARGE_ROWS, NUM_COLUMNS, GROUP_ROWS = 500_000, 10_000_000, 10, 100_000
 NUM_ROWS_OF_INTEGERS = 2_000_000
@@ -34,11 +34,11 @@ BARS = {"dictionary strings": 1.2, "plain strings": 1.2, "integers": 1.2}
 NAMES = [f"c{number}" for number in range(NUM_COLUMNS)]
 
 _EPOCH = """
-import resource, sys
-from benchmarks.reading import read_epoch
+import sys
+from benchmarks.reading import peak_megabytes, read_epoch
 from sparring_train.run.allocator import keep_freed_memory
 keep_freed_memory()
-print(read_epoch(sys.argv[1]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(read_epoch(sys.argv[1]), peak_megabytes())
 """
 
 
@@ -96,6 +96,14 @@ def measure_memory(path: str, num_rows: int) -> Figure:
         int(megabytes) <= MAX_MEGABYTES,
         f"{num_rows * NUM_COLUMNS * 8 >> 20:,} MiB of ids; {int(rows):,} rows trained on",
     )
+
+
+def peak_megabytes() -> int:
+    """Returns the peak of this process's resident memory. `getrusage` would include its parent's."""
+    (line,) = (
+        each for each in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in each
+    )
+    return int(line.split()[1]) // 1024
 
 
 def open_reader(path: str, **keys: Any) -> Any:

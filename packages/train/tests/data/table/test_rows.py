@@ -16,6 +16,8 @@ from sparring import hash_strings
 from sparring.errors import DataError
 from sparring_train.columns import Label
 from sparring_train.data.table import csv_rows
+from sparring_train.data.table.files import find_files
+from sparring_train.data.table.parquet_rows import ParquetRows
 from sparring_train.data.table.summary import summarize_table
 
 from .table_files import batches, click_log, opened, rows_of, section, write_files
@@ -87,6 +89,17 @@ def test_ids_of_csv_are_strings_if_configured(tmp_path: Path) -> None:
     assert {row[0] for row in all_rows(path)} == {(n,) for n in range(40)}
     texts = {row[0] for row in all_rows(path, types={"item": "string"})}
     assert texts == {(hash_strings([str(n)])[0],) for n in range(40)}
+
+
+def test_reading_a_large_row_group_holds_only_some_pages(tmp_path: Path) -> None:
+    ids = pyarrow.array(np.random.default_rng(0).integers(0, 1 << 60, 2 << 20))
+    parquet.write_table(pyarrow.table({"id": ids}), tmp_path / "a.parquet", row_group_size=len(ids))
+    rows = ParquetRows(find_files(str(tmp_path)), ["id"])
+    before = pyarrow.total_allocated_bytes()
+    reading = rows.read(rows.groups, ["id"], 1000)
+    assert len(next(reading)) == 1000
+    assert pyarrow.total_allocated_bytes() - before < 8 << 20  # of 16 MiB
+    reading.close()
 
 
 def test_integral_floats_are_ids(tmp_path: Path) -> None:

@@ -233,7 +233,10 @@ def _is_all_indices(column: Any) -> bool:
 
 def _opened(file: TableFile, **options: Any) -> Any:
     if file.is_local:
-        return parquet.ParquetFile(file.path, buffer_size=_BUFFER_BYTES, **options)
+        # With pre_buffer, Arrow holds the compressed columns of the whole row group for each lane.
+        return parquet.ParquetFile(
+            file.path, buffer_size=_BUFFER_BYTES, pre_buffer=False, **options
+        )
     return parquet.ParquetFile(file.open(), pre_buffer=True, **options)
 
 
