@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import signal
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from redis.exceptions import RedisError
 
 from sparring import open_storage
 from sparring.contracts import Storage, TableConfig
 from sparring.errors import DeadlineError, StorageIOError
+from sparring_redis.connections.connection import Access, RedisConnection
+from sparring_redis.connections.deadline import Deadline
+from sparring_redis.connections.location import Address
 from sparring_redis.testing.cluster import RedisCluster
 from sparring_redis.testing.proxy import Fault, FaultProxy
 from sparring_redis.testing.server import RedisServer
@@ -49,6 +55,26 @@ def storage(proxy: FaultProxy, new_prefix: Callable[[], str]) -> Iterator[Storag
     with opened(proxy.url, new_prefix()) as made:
         made.upsert(KEYS, rows_of(1))
         yield made
+
+
+def test_closed_and_refused_connections_leave_no_memory(own_server: RedisServer) -> None:
+    """A process with many objects collects cycles rarely."""
+    address, deadline = Address("127.0.0.1", own_server.port), Deadline(60.0)
+    RedisConnection(address, Access(), deadline).close()
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            RedisConnection(address, Access(), deadline).close()
+        own_server.kill()
+        for _ in range(20):
+            with pytest.raises(RedisError):
+                RedisConnection(address, Access(), deadline)
+        assert tracemalloc.get_traced_memory()[0] < 20 * 65_536
+    finally:
+        tracemalloc.stop()
+        gc.enable()
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 3, 40, 60])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -109,6 +112,49 @@ def test_a_value_set_by_one_rank_is_read_by_another(
         assert first.get("run", 0.0) == b""
 
     check_with_deadlines(check, (0.01, 3.0))
+
+
+_START = """
+import sys
+from sparring_redis.options import RedisRendezvousOptions
+from sparring_redis.rendezvous import RedisRendezvous
+url, prefix, address = sys.argv[1:]
+met = RedisRendezvous(RedisRendezvousOptions(url=url, prefix=prefix))
+if met.membership().rank == 0:
+    met.set("address", address.encode())
+print(met.get("address", 60.0).decode())
+"""
+
+
+def test_restarted_ranks_ignore_what_ended_ranks_left_in_redis(
+    server: RedisServer, new_prefix: Callable[[], str]
+) -> None:
+    """The agent of rank 0 has started its rank again; that of rank 1 has joined, and counts from 0."""
+    prefix = new_prefix()
+
+    def start(rank: int, number: int) -> str:
+        time.sleep(0.3 * (1 - rank))  # Rank 1 first finds the values of the previous start.
+        given = {"RANK": rank, "WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "x"}
+        counted = {"TORCHELASTIC_RESTART_COUNT": number if rank == 0 else 0}
+        environment = {**os.environ, **{k: str(v) for k, v in (given | counted).items()}}
+        command = [sys.executable, "-c", _START, server.url, prefix, str(number)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        return done.stdout + done.stderr
+
+    with ThreadPoolExecutor(2) as threads:
+        for number in range(3):
+            assert [*threads.map(start, (0, 1), (number, number))] == [f"{number}\n"] * 2
+
+
+def test_ranks_of_torchrun_wait_for_each_other_and_are_numbered_by_it(
+    meet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(DeadlineError, match="not all of 2 ranks of job 'job' started within 0.3 s"):
+        meet(start_seconds=0.3)
+    with pytest.raises(InvalidArgumentError, match="remove world_size"):
+        meet(world_size=2)
 
 
 def test_get_waits_until_some_rank_sets_it(meet: Any) -> None:

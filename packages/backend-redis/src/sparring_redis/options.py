@@ -182,15 +182,16 @@ class RedisRendezvousOptions(RedisServerOptions):
     """Options of the rendezvous in Redis."""
 
     job: str = Field(default="job", pattern=_NAME)
-    """Name of the rendezvous. Jobs that run at the same time, and each restart of a job, need
-    different names."""
+    """Name of the rendezvous. Jobs that run at the same time need different names, and so does each
+    restart of a job, except by torchrun."""
     prefix: str = Field(default="sparring", pattern=_NAME)
     """Prefix of all names in Redis."""
     world_size: WholeNumber | None = Field(default=None, ge=1, le=4096)
     """Number of ranks, if ranks are numbered in the order of arrival. Without it, the environment
     variables of the launcher specify rank and world size."""
     start_seconds: float = Field(default=120.0, gt=0, allow_inf_nan=False)
-    """Maximum time that a rank waits for the others, if `world_size` is set."""
+    """Maximum time that a rank waits for the others, if `world_size` is set or torchrun starts the
+    ranks."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device of this rank; ``cuda`` is the GPU with the number of its local rank."""
     time_to_live_seconds: WholeNumber = Field(default=86_400, ge=1)

@@ -2,15 +2,22 @@
 
     sparring:{meeting:job}:seat:3         token and host of the rank that has taken seat 3
     sparring:{meeting:job}:value:run      the value that a rank set for 'run'
+    sparring:{meeting:job}:number:3       random number of rank 3, if torchrun started it
+    sparring:{meeting:job}:numbers        list of the numbers of all ranks
 
 Without `world_size`, the launcher's variables specify the rank, and Redis is used only as the store.
-With it, ranks take seats in the order of arrival. A rank takes a seat with ``SET … NX`` and its own
+Ranks of torchrun then agree on names that no earlier start of the job has used: each writes a random
+number, rank 0 writes the list of all numbers, and each confirms that the list contains its own number.
+TORCHELASTIC_RESTART_COUNT cannot separate the starts, because each agent of torchrun counts its own.
+
+With `world_size`, ranks take seats in the order of arrival. A rank takes a seat with ``SET … NX`` and its own
 token. If the reply is lost, it repeats the command, finds its token and knows that it has the seat; a
 counter could not provide that.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -30,6 +37,8 @@ from sparring_redis.options import RedisRendezvousOptions
 
 __all__ = ["RedisRendezvous"]
 
+_NUMBER = uuid.uuid4().hex.encode()
+"""Differs between two starts of a rank."""
 _SHORTEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.002, 0.1
 
 
@@ -37,18 +46,21 @@ class RedisRendezvous(Rendezvous):
     """The rendezvous of one job.
 
     Raises:
-        InvalidArgumentError: the launcher's variables are missing or invalid, or all seats of this job
-            are taken.
+        InvalidArgumentError: the launcher's variables are missing or invalid, all seats of this job are
+            taken, or `world_size` is set in a job of torchrun.
         DeadlineError: Redis did not reply, or not all ranks arrived within `start_seconds`.
         StorageIOError: Redis failed.
     """
 
     def __init__(self, options: RedisRendezvousOptions) -> None:
         self._options = options
-        # A restarted job must not read the values of the previous attempt.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        name = options.job if attempt == "0" else f"{options.job}.{attempt}"
-        self._name = f"{options.prefix}:{{meeting:{name}}}"
+        is_elastic = "TORCHELASTIC_RUN_ID" in os.environ
+        if is_elastic and options.world_size is not None:
+            raise InvalidArgumentError(
+                f"rendezvous 'redis': found world_size {options.world_size} in a job of torchrun, "
+                "which numbers the ranks itself; remove world_size"
+            )
+        self._name = f"{options.prefix}:{{meeting:{options.job}}}"
         self._slot = key_slot(f"{self._name}:".encode())
         self._client = open_client(options, f"meeting {options.job!r}")
         try:
@@ -56,6 +68,8 @@ class RedisRendezvous(Rendezvous):
                 self._membership = read_membership(
                     os.environ, EnvironmentOptions(device=options.device)
                 )
+                if is_elastic:
+                    self._name = self._agree_on_name()
             else:
                 self._membership = self._take_seat(options.world_size)
         except BaseException:
@@ -66,8 +80,7 @@ class RedisRendezvous(Rendezvous):
         return self._membership
 
     def set(self, key: str, value: bytes) -> None:
-        seconds = self._options.time_to_live_seconds
-        self._run("set", "SET", f"{self._name}:value:{key}", bytes(value), "EX", seconds)
+        self._write(f"{self._name}:value:{key}", bytes(value))
 
     def get(self, key: str, timeout_seconds: float) -> bytes:
         end = time.monotonic() + timeout_seconds
@@ -92,6 +105,42 @@ class RedisRendezvous(Rendezvous):
     def close(self) -> None:
         """Closes the connection. Values stay until they expire, because other ranks may need them."""
         self._client.close()
+
+    # -- starts of torchrun ---------------------------------------------------
+
+    def _agree_on_name(self) -> str:
+        """Returns a prefix of names that only ranks that run now have."""
+        rank, world_size = self._membership.rank, self._membership.world_size
+        numbers = [f"{self._name}:number:{each}" for each in range(world_size)]
+        arrival, wait, proposed = Deadline(self._options.start_seconds), _SHORTEST_WAIT_SECONDS, b""
+        self._write(numbers[rank], _NUMBER)
+        while True:
+            if rank == 0:
+                found = self._run("list ranks", "MGET", *numbers)
+                # Again if a number changes, because that of a rank that has ended may still be there.
+                if None not in found and (listed := b",".join(found)) != proposed:
+                    proposed = listed
+                    self._write(f"{self._name}:numbers", proposed)
+            else:
+                proposed = self._run("list ranks", "GET", f"{self._name}:numbers") or b""
+            members = proposed.split(b",")
+            if len(members) == world_size and members[rank] == _NUMBER:
+                name = f"{self._name}:{hashlib.blake2b(proposed, digest_size=16).hexdigest()}"
+                confirmed = [f"{name}:confirmed:{each}" for each in range(world_size)]
+                self._write(confirmed[rank], b"1")
+                if rank == 0 and None not in self._run("list ranks", "MGET", *confirmed):
+                    self._write(f"{name}:agreed", b"1")
+                if self._run("list ranks", "GET", f"{name}:agreed") is not None:
+                    return name
+            if arrival.is_over:
+                raise DeadlineError(
+                    f"rendezvous 'redis': not all of {world_size} ranks of job "
+                    f"{self._options.job!r} started within {arrival.seconds:g} s; see whether all "
+                    "ranks run, with the same job and Redis, or raise start_seconds",
+                    job=self._options.job,
+                )
+            time.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
     # -- seats ----------------------------------------------------------------
 
@@ -147,6 +196,9 @@ class RedisRendezvous(Rendezvous):
 
     def _seat(self, rank: int) -> str:
         return f"{self._name}:seat:{rank}"
+
+    def _write(self, name: str, value: bytes) -> None:
+        self._run("set", "SET", name, value, "EX", self._options.time_to_live_seconds)
 
     def _run(self, operation: str, *words: Any, deadline: Deadline | None = None) -> Any:
         """Runs one command. All commands of this class are repeatable."""

@@ -106,8 +106,12 @@ class RedisConnection:
         self._connection = kind(**options)
         self._connection.deadline = deadline
         self._connection.context = access.context
-        with raise_lasting_errors(f"{access.what} at {address}"):
-            self._connection.connect()
+        try:
+            with raise_lasting_errors(f"{access.what} at {address}"):
+                self._connection.connect()
+        except BaseException:
+            self.close()
+            raise
         self.identity: tuple[bytes, ...] | None = None
 
     def use(self, deadline: Deadline) -> None:
@@ -144,6 +148,9 @@ class RedisConnection:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._connection.disconnect()
+        # Objects of redis-py refer to each other in cycles. Without this line, the buffer of 256 KiB would
+        # remain until a collection of all objects, which is rare in a process with many objects.
+        self._connection._parser._buffer = None
 
 
 def encode_command(words: Sequence[bytes | str | int]) -> bytes:
