@@ -8,6 +8,7 @@ from pathlib import Path
 import nox
 from sessions.environments import (
     FAMILY,
+    GIVEN_WHEELS,
     NATS_SERVER,
     PACKAGES,
     ROOT,
@@ -22,6 +23,7 @@ from sessions.environments import (
     install_build_tools,
     install_family,
     install_local,
+    install_made,
     install_optional_packages,
     install_programs,
     system_packages,
@@ -146,15 +148,22 @@ def soak(session: nox.Session) -> None:
     """Runs training, serving and a parameter service under a fault per minute; ``-- --hours 0.5``.
 
     Requires redis-server, a C compiler, and root or permission to create namespaces. Writes a page with a
-    timeline to `reports/soak`; ``--seed N`` chooses the order of the faults.
+    timeline to `reports/soak`; ``--seed N`` chooses the order of the faults. ``--wheels=FOLDER`` installs
+    the packages from there.
     """
+    given = [each for each in session.posargs if each.startswith(GIVEN_WHEELS)]
+    words = [each for each in session.posargs if each not in given]
     session.install(TORCH, NATS_SERVER, "nats-py", "matplotlib", "pytest", silent=True)
     without = ("plan", "framework-tf", "framework-jax", "engine-ray", "engine-spark")
     made = (each for each in FAMILY if each not in without and not each.startswith("collective"))
-    install_family(session, *system_packages(session, *made))
-    install_optional_packages(session)
+    packages = system_packages(session, *made)
+    if given:
+        install_made(session, Path(given[-1].removeprefix(GIVEN_WHEELS)), "core", *packages)
+    else:
+        install_optional_packages(session)
+        install_family(session, *packages)
     install_programs(session)
-    session.run("python", "-m", "soak", *session.posargs, env={"PYTHONPATH": str(ROOT)})
+    session.run("python", "-m", "soak", *words, env={"PYTHONPATH": str(ROOT)})
 
 
 @nox.session

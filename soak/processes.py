@@ -13,7 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["NUM_RANKS", "Control", "Process", "Sample", "Supervisor", "find_members"]
+__all__ = [
+    "NUM_RANKS",
+    "Control",
+    "Process",
+    "Sample",
+    "Supervisor",
+    "find_members",
+    "heap_bytes",
+    "sample",
+]
 
 NUM_RANKS = 3
 _CHECK_SECONDS = 0.2
@@ -179,6 +188,8 @@ class Sample:
         pid: its id, which differs between two starts.
         steps: number of steps that were trained at this time.
         anonymous_bytes: memory that is not a mapped file.
+        heap_bytes: memory that the program has allocated and not freed; None for a program that is not
+            preloaded.
         descriptors: number of open descriptors.
         threads: number of threads.
     """
@@ -188,6 +199,7 @@ class Sample:
     pid: int
     steps: int
     anonymous_bytes: int
+    heap_bytes: int | None
     descriptors: int
     threads: int
 
@@ -230,7 +242,9 @@ def _name(pid: int, root: str, *, is_root: bool) -> str:
     return f"{root}, other child"
 
 
-def sample(processes: Mapping[str, Process], seconds: float, steps: int) -> list[Sample]:
+def sample(
+    processes: Mapping[str, Process], seconds: float, steps: int, heaps: Path
+) -> list[Sample]:
     """Returns the resources of all processes and their children that can be read."""
     found = []
     for members in find_members(processes).values():
@@ -246,8 +260,15 @@ def sample(processes: Mapping[str, Process], seconds: float, steps: int) -> list
                         pid,
                         steps,
                         int(status["RssAnon"].split()[0]) * 1024,
+                        heap_bytes(heaps / str(pid)),
                         len(list((folder / "fd").iterdir())),
                         int(status["Threads"]),
                     )
                 )
     return found
+
+
+def heap_bytes(path: Path) -> int | None:
+    """Returns the number that `shim.c` wrote last."""
+    content = path.read_bytes() if path.exists() else b""
+    return struct.unpack("=q", content)[0] if len(content) == 8 else None

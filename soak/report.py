@@ -130,17 +130,23 @@ def _lines(result: Result) -> list[str]:
         )
     lines += [
         "",
-        "| process | starts | largest memory | growth per 1,000 steps | steps | descriptors | threads |",
+        "The growth per 1,000 steps is that of the heap, which is allocated and not freed, and that of the "
+        "anonymous memory, which contains what malloc keeps. The limit applies to the heap.",
+        "",
+        "| process | starts | largest memory | heap | memory | steps | descriptors | threads |",
     ]
-    lines += ["|---|---|---|---|---|---|---|"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
     for name, found in result.resources.items():
-        slope = "" if found.slope is None else f"{found.slope:+.3%}"
+        slopes = [
+            "" if slope is None else f"{slope:+.3%}"
+            for slope in (found.slope, found.anonymous_slope)
+        ]
         pairs = [
             "" if pair is None else f"{pair[0]} → {pair[1]}"
             for pair in (found.descriptors, found.threads)
         ]
         memory = f"{found.largest_bytes / 2**20:.0f} MiB"
-        cells = [name, str(found.num_lives), memory, slope, f"{found.num_steps:,}", *pairs]
+        cells = [name, str(found.num_lives), memory, *slopes, f"{found.num_steps:,}", *pairs]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -155,14 +161,17 @@ def _draw(result: Result, path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, (memory, rate, stale) = pyplot.subplots(3, 1, figsize=(14, 12), sharex=True)
+    figure, (memory, heap, rate, stale) = pyplot.subplots(4, 1, figsize=(14, 15), sharex=True)
     lives: dict[str, list[Sample]] = defaultdict(list)
     for each in result.samples:
         lives[each.name].append(each)
     for name, samples in sorted(lives.items()):
         x = [each.seconds for each in samples]
         memory.plot(x, [each.anonymous_bytes / 2**20 for each in samples], label=name, linewidth=1)
+        used = [None if each.heap_bytes is None else each.heap_bytes / 2**20 for each in samples]
+        heap.plot(x, used, linewidth=1)
     memory.set_ylabel("anonymous memory, MiB")
+    heap.set_ylabel("heap, MiB")
     if lives:
         memory.legend(fontsize=6, ncols=2, loc="upper left", bbox_to_anchor=(1, 1))
     if len(result.progress) > 10:
@@ -176,7 +185,7 @@ def _draw(result: Result, path: Path) -> None:
     rate.set_ylabel("steps per second")
     stale.set_ylabel("served version is behind the training, s of events")
     stale.set_xlabel("seconds")
-    for axes in (memory, rate, stale):
+    for axes in (memory, heap, rate, stale):
         for fault in result.faults:
             axes.axvline(fault.seconds, color="tab:red", linewidth=0.5)
     for fault in result.faults:

@@ -1,4 +1,4 @@
-// Preloaded into the processes of a soak run: steps their clock and slows their disk.
+// Preloaded into the processes of a soak run: steps their clock, slows their disk, and measures their heap.
 //
 // SOAK_SHIM names a file of 16 bytes, which a process maps: two int64, the offset of the wall clock in
 // nanoseconds, and the delay of each read, write and fsync of a regular file in microseconds. A rank uses
@@ -6,14 +6,19 @@
 //
 // A stepped clock also moves the deadlines that the kernel compares with the real one, as a step of the
 // machine's clock would. Monotonic clocks never change.
+//
+// SOAK_HEAPS names a folder, in which a process writes each second to a file with its id how many bytes it
+// has allocated and not freed, an int64. A leak increases this number; fragmentation does not.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -41,6 +46,39 @@ __attribute__((constructor)) static void map_control(void) {
   void* found = mmap(NULL, sizeof unchanged, PROT_READ, MAP_SHARED, file, 0);
   if (found != MAP_FAILED) control = found;
   close(file);
+}
+
+static void* measure(void* unused) {
+  const struct timespec second = {1, 0};
+  char path[4096];
+  snprintf(path, sizeof path, "%s/%d", getenv("SOAK_HEAPS"), getpid());
+  int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  while (file >= 0) {
+    struct mallinfo2 found = mallinfo2();
+    int64_t size = (int64_t)(found.uordblks + found.hblkhd);
+    if (syscall(SYS_pwrite64, file, &size, sizeof size, 0L) < 0) break;
+    syscall(SYS_nanosleep, &second, NULL);
+  }
+  return unused;
+}
+
+static void start_measuring(void) {
+  pthread_t thread;
+  pthread_attr_t detached;
+  sigset_t all, before;
+  if (!getenv("SOAK_HEAPS")) return;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // The program's own threads receive signals.
+  pthread_attr_init(&detached);
+  pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+  pthread_create(&thread, &detached, measure, NULL);
+  pthread_attr_destroy(&detached);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+__attribute__((constructor)) static void start_in_each_process(void) {
+  start_measuring();
+  pthread_atfork(NULL, NULL, start_measuring);
 }
 
 // The next definition of a function. Old binaries' versions of some functions come first in dlsym.

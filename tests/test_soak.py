@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -41,7 +44,9 @@ def _life(soak: Any, pid: int, growth: float, *, begin: int = 0, descriptors: in
         memory = 2**28 * (1 + growth * steps / 1000) + extra + draw.normal() * 2**16
         opened = 20 + descriptors * second // 600
         found.append(
-            soak("processes").Sample(begin + second, "rank 0", pid, steps, int(memory), opened, 9)
+            soak("processes").Sample(
+                begin + second, "rank 0", pid, steps, int(memory), None, opened, 9
+            )
         )
     return found
 
@@ -54,8 +59,36 @@ def test_growth_is_found_over_several_lives_despite_noise_and_restarts(soak: Any
     assert constant.slope == pytest.approx(0, abs=1e-4)
     leaking = judge(_life(soak, 1, 0.004) + _life(soak, 2, 0.004, begin=3000))["rank 0"]
     assert leaking.slope == pytest.approx(0.004, rel=0.25)
-    assert [each.split(" by ")[0] for each in leaking.problems] == ["memory grows"]
+    assert [each.split(" by ")[0] for each in leaking.problems] == ["the heap grows"]
     assert judge(_life(soak, 1, 0.004)[:250])["rank 0"].slope is None
+
+
+@pytest.mark.parametrize("grows", ["heap", "kept by malloc"])
+def test_only_growth_of_the_heap_is_a_leak(soak: Any, grows: str) -> None:
+    growing, constant = _life(soak, 1, 0.004), _life(soak, 1, 0)
+    heaps = growing if grows == "heap" else constant
+    life = [
+        replace(each, heap_bytes=heap.anonymous_bytes // 2)
+        for each, heap in zip(growing, heaps, strict=True)
+    ]
+    found = soak("verdicts").judge_resources(life)["rank 0"]
+    assert bool(found.problems) == (grows == "heap")
+    assert found.anonymous_slope == pytest.approx(0.004, rel=0.25)
+
+
+def test_a_preloaded_process_tells_its_heap(soak: Any, tmp_path: Path) -> None:
+    shim = tmp_path / "shim.so"
+    source = ROOT / "soak/shim.c"
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(shim), "-ldl"], check=True)
+    environment = {**os.environ, "LD_PRELOAD": str(shim), "SOAK_HEAPS": str(tmp_path)}
+    script = "import time; kept = [bytes(10_000) for _ in range(10_000)]; time.sleep(60)"
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, env={**environment, "PYTHONMALLOC": "malloc"}) as child:
+        processes, at, end = soak("processes"), tmp_path / str(child.pid), time.monotonic() + 30
+        while (processes.heap_bytes(at) or 0) < 10**8 and time.monotonic() < end:
+            time.sleep(0.05)
+        child.kill()
+    assert 10**8 < processes.heap_bytes(at) < 1.5 * 10**8
 
 
 def test_descriptors_that_accumulate_are_a_problem(soak: Any) -> None:
