@@ -206,9 +206,7 @@ class _Watch:
             seconds, steps = time.monotonic() - self._begin, self._world.steps()
             served = _served_step(self._world.output)
             self._result.progress.append((seconds, steps, served))
-            self._result.samples += sample(
-                self._world.by_name, seconds, steps, self._world.heaps
-            )
+            self._result.samples += sample(self._world.by_name, seconds, steps, self._world.heaps)
 
 
 if __name__ == "__main__":

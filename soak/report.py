@@ -130,8 +130,8 @@ def _lines(result: Result) -> list[str]:
         )
     lines += [
         "",
-        "The growth per 1,000 steps is that of the heap, which is allocated and not freed, and that of the "
-        "anonymous memory, which contains what malloc keeps. The limit applies to the heap.",
+        "The growth per 1,000 steps is that of the heap, which is allocated and not freed, and that of "
+        "the anonymous memory, which contains what malloc keeps. The limit applies to the heap.",
         "",
         "| process | starts | largest memory | heap | memory | steps | descriptors | threads |",
     ]

@@ -10,8 +10,8 @@ Ranks of torchrun then agree on names that no earlier start of the job has used:
 number, rank 0 writes the list of all numbers, and each confirms that the list contains its own number.
 TORCHELASTIC_RESTART_COUNT cannot separate the starts, because each agent of torchrun counts its own.
 
-With `world_size`, ranks take seats in the order of arrival. A rank takes a seat with ``SET … NX`` and its own
-token. If the reply is lost, it repeats the command, finds its token and knows that it has the seat; a
+With `world_size`, ranks take seats in the order of arrival. A rank takes a seat with ``SET … NX`` and its
+own token. If the reply is lost, it repeats the command, finds its token and knows that it has the seat; a
 counter could not provide that.
 """
 

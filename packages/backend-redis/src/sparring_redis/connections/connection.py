@@ -148,8 +148,8 @@ class RedisConnection:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._connection.disconnect()
-        # Objects of redis-py refer to each other in cycles. Without this line, the buffer of 256 KiB would
-        # remain until a collection of all objects, which is rare in a process with many objects.
+        # Objects of redis-py refer to each other in cycles. Otherwise, the buffer of 256 KiB would remain
+        # until a collection of all objects, which is rare in a process with many objects.
         self._connection._parser._buffer = None
 
 
