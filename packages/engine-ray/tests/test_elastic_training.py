@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -61,20 +62,25 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def watched_worker(folder: Path, pauses: dict[int, int]) -> Callable[[Any], Any]:
+def watched_worker(
+    folder: Path, pauses: dict[int, int], kills: dict[int, int]
+) -> Callable[[Any], Any]:
     """Returns the function of a worker that writes the rows that it loads to a folder.
 
     Args:
         folder: the folder.
-        pauses: number of workers → step at which such a run waits to be interrupted.
+        pauses: number of workers → step after which such a run waits to be interrupted.
+        kills: number of workers → step in which one of them kills itself, once, when all have their
+            gradients and the last snapshot before the step is complete.
     """
 
     def run(settings: Any) -> Any:
         from sparring_ray.snapshot_reports import SnapshotReports
         from sparring_ray.training import _run_worker
+        from sparring_torch import Optimizer
         from sparring_train.run.snapshots import RunSnapshots
 
-        resume = RunSnapshots.resume
+        resume, update = RunSnapshots.resume, Optimizer.step
         size, rank = os.environ["WORLD_SIZE"], os.environ["RANK"]
 
         def watched(self: Any, meanwhile: Any) -> Any:
@@ -92,6 +98,16 @@ def watched_worker(folder: Path, pauses: dict[int, int]) -> Callable[[Any], Any]
             while step == pauses.get(int(size)):
                 time.sleep(1)
 
+        def killed(self: Any) -> None:
+            mark = folder.with_name(f"killed-{size}")
+            step = self.container.counters.steps
+            if step == kills.get(int(size)) and rank == "1" and not mark.exists():
+                wait_for_step(folder.with_name("snapshots"), step // 5 * 5)
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            update(self)
+
+        Optimizer.step = killed
         RunSnapshots.resume = watched
         SnapshotReports.on_step = on_step
         return _run_worker(settings)
@@ -112,8 +128,8 @@ def test_a_run_on_4_2_and_3_workers_has_the_bits_of_one_without_ray(
     other = cluster.add_node(num_cpus=2)
     loaded = tmp_path / "loaded"
     loaded.mkdir()
-    pauses = {4: 17, 2: 33}
-    monkeypatch.setattr(training, "_run_worker", watched_worker(loaded, pauses))
+    pauses, kills = {4: 17, 2: 33}, {4: 8, 2: 22, 3: 43}
+    monkeypatch.setattr(training, "_run_worker", watched_worker(loaded, pauses, kills))
     result: list[Any] = []
 
     def train() -> None:
@@ -134,7 +150,8 @@ def test_a_run_on_4_2_and_3_workers_has_the_bits_of_one_without_ray(
     saved = [open_snapshot(url) for url in list_snapshots(str(snapshots))]
     sizes = {each.step: each.world_size for each in saved}
     assert sizes == {step: 4 if step <= 15 else 2 if step <= 30 else 3 for step in range(5, 61, 5)}
-    check_loaded_rows(loaded, snapshots, {(15, 2), (30, 3)})
+    assert len(list(tmp_path.glob("killed-*"))) == len(kills)
+    check_loaded_rows(loaded, snapshots, {(5, 4), (15, 2), (20, 2), (30, 3), (40, 3)})
     assert result[0].metrics["step"] == result[0].return_value.steps == STEPS
     assert result[0].metrics["world_size"] == 3
     assert sparring_ray.read_snapshot_url(result[0].checkpoint) == str(
