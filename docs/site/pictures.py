@@ -3,11 +3,14 @@
     python docs/site/pictures.py
 
 Needs the packages of `nox -s serving_demo` and `nox -s quickstart`, sparring-plan, matplotlib, and the
-program chromium. It takes about two minutes. Its times apply to the machine that runs it.
+program chromium; `looking` also the folder ml-latest-small of MovieLens in the folder SPARRING_TEST_DATA.
+It takes about two minutes. Its times apply to the machine that runs it.
 """
 
 from __future__ import annotations
 
+import csv
+import os
 import subprocess
 import sys
 import tempfile
@@ -57,11 +60,20 @@ def training(folder: Path) -> None:
 
 
 def looking(folder: Path) -> None:
-    """Creates the picture of the page about the tables of a run."""
-    page = folder / "look.html"
-    run("train", "configs/quickstart.yaml", f"snapshots.url={folder}/run")
-    run("look", folder / "run", "--output", page)
-    photograph(page, "look.png", 1150, 1000)
+    """Creates the picture of the page about the tables of a run, with the mean ratings of films."""
+    ratings = Path(os.environ["SPARRING_TEST_DATA"]) / "ml-latest-small/ratings.csv"
+    with ratings.open() as file:
+        by_film: dict[str, list[float]] = {}
+        for line in csv.DictReader(file):
+            by_film.setdefault(line["movieId"], []).append(float(line["rating"]))
+    means = "".join(f"{film},{sum(each) / len(each):.2f}\n" for film, each in by_film.items())
+    films, page = folder / "films.csv", folder / "look.html"
+    films.write_text(f"movieId,mean rating\n{means}")
+    snapshots = f"snapshots.url={folder}/films"
+    run("train", "configs/movielens.yaml", f"data.path={ratings}", snapshots)
+    colors = ("--colors", films, "--color-by", "mean rating")
+    run("look", folder / "films", *colors, "--output", page)
+    photograph(page, "look.png", 1150, 1140)
 
 
 def planning(folder: Path) -> None:

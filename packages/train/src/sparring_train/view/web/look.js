@@ -59,7 +59,8 @@
   }
 
   const count = (number) => number.toLocaleString("en-US");
-  const short = (number) => (number === null || number === undefined ? "none" : Number(number.toPrecision(5)).toString());
+  const rounded = (number, digits) => (number === null || number === undefined ? "none" : Number(number.toPrecision(digits)).toString());
+  const short = (number) => rounded(number, 5);
 
   function bytes(number) {
     let unit = "B";
@@ -152,8 +153,8 @@
       [`${facts.dim} × ${facts.dtype}`, "embedding"]];
     if (norm) {
       const where = measured ? "of all rows" : "of the sample";
-      tiles.push([short(norm.mean), `mean norm ${where}`]);
-      tiles.push([`${short(norm.min)} – ${short(norm.max)}`, `norms ${where}`]);
+      tiles.push([rounded(norm.mean, 3), `mean norm ${where}`]);
+      tiles.push([`${rounded(norm.min, 3)} – ${rounded(norm.max, 3)}`, `norms ${where}`]);
       if (norm.non_finite) tiles.push([count(norm.non_finite), `embeddings ${where} are not finite`]);
     }
     if (measured) {
