@@ -25,7 +25,7 @@ def test_a_push_that_cannot_be_synced_is_not_in_the_log(
 ) -> None:
     log = PushLog(tmp_path, 0, 1, 1 << 20, sync_milliseconds=0)
     log.resume("", lambda _: None)
-    log.keep_recent()
+    log.reader.keeps_recent = True
     log.append(b"first")
 
     def fail(_: int) -> None:
@@ -48,7 +48,7 @@ def test_a_segment_that_cannot_be_written_changes_nothing(
 ) -> None:
     log = PushLog(tmp_path, 0, 1, 1 << 20, 1000)
     log.resume("", lambda _: None)
-    log.keep_recent()
+    log.reader.keeps_recent = True
     log.append(b"first")
     before = sorted(tmp_path.iterdir())
 
@@ -70,16 +70,15 @@ def test_a_segment_that_cannot_be_written_changes_nothing(
 def test_records_before_a_save_are_not_kept_in_memory(tmp_path: Path) -> None:
     log = PushLog(tmp_path, 0, 1, 1 << 20, 1000)
     log.resume("", lambda _: None)
-    log.keep_recent()
+    log.reader.keeps_recent = True
     for number in range(3):
         log.append(b"before %d" % number)
         segment = log.begin(f"snapshot {number}", is_record=True)
         log.append(b"after %d" % number)
         log.commit(segment)
         assert [each.payload for each in log.read(log.position - 1)] == [b"after %d" % number]
-        assert log._recent is not None
-        assert [each.payload for each in log._recent] == [b"after %d" % number]
-        assert log._recent_bytes == len(b"after 0")
+        assert [each.payload for each in log.reader._recent] == [b"after %d" % number]
+        assert log.reader._recent_bytes == len(b"after 0")
     log.close()
 
 

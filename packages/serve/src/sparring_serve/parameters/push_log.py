@@ -5,31 +5,37 @@
 
 If the process is killed, everything that it wrote remains in the files, because the operating system
 keeps it. `fsync` only protects against power losses.
-
-The file is long because replay, writing and reading for followers share the state of the segments.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
 import json
 import logging
 import os
 import secrets
-import struct
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import xxhash
-
 from sparring.errors import StorageIOError
+from sparring_serve.parameters.push_log_files import (
+    MAGIC,
+    RecordKind,
+    Segment,
+    add_positions,
+    boot_id,
+    head_of,
+    number_of,
+    read_segment,
+    replay,
+    stem_of,
+    sync_folder,
+)
+from sparring_serve.parameters.push_log_reader import LogReader
 from sparring_serve.replication.records import LostLogError
 from sparring_serve.wire.fields import Buffer
 from sparring_serve.wire.messages import Record
@@ -37,32 +43,11 @@ from sparring_serve.wire.messages import Record
 __all__ = [
     "LogStart",
     "PushLog",
-    "RecordKind",
     "ResumeResult",
     "new_incarnation",
-    "read_partitions",
 ]
 
 _log = logging.getLogger(__name__)
-
-_MAGIC = b"SPRPLOG1"
-_RECORD = struct.Struct("<IQB")
-"""Payload bytes, XXH3-64 of kind and payload, kind."""
-_MAX_RECORD_BYTES = 1 << 27
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-class RecordKind(IntEnum):
-    """Kind of a record."""
-
-    HEADER = 0
-    PUSH = 1
-    GAP = 2
-    """Later pushes of this segment are not logged; the payload contains the reason."""
-    END = 3
-    """The server ended normally."""
-    CHANGE = 4
-    """A `MovedPart`: a change of the shard's rows that is not a push."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,37 +58,6 @@ class ResumeResult:
     """Number of replayed pushes."""
     lost: str
     """Reason why acknowledged pushes may be missing; empty if the state is complete."""
-
-
-_RECENT_BYTES = 32 << 20
-"""Size of the newest records that are kept in memory for followers."""
-_BATCH_BYTES = 8 << 20
-"""Size of records from which `PushLog.read` returns no more."""
-_BATCH_RECORDS = 4096
-
-
-@dataclass(slots=True)
-class _Segment:
-    number: int
-    path: Path
-    header: dict[str, Any]
-    num_pushes: int = 0
-    fault: str = ""
-    """Reason why pushes are missing in the segment; empty if it is complete."""
-    is_ended: bool = False
-
-    @property
-    def base(self) -> str | None:
-        """Snapshot that the segment follows. Empty if there were no rows; None if the segment follows the
-        previous one."""
-        base: str | None = self.header["base"]
-        return base
-
-    @property
-    def position(self) -> int:
-        """Number of records in the history of the shard before the first push of the segment."""
-        position: int = self.header.get("position", 0)
-        return position
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +91,7 @@ class PushLog:
     ) -> None:
         self.folder, self._shard, self._num_shards = folder, shard, num_shards
         self._max_bytes, self._sync_seconds = max_bytes, sync_milliseconds / 1000
-        self._stem = _stem(shard, num_shards)
+        self._stem = stem_of(shard, num_shards)
         self.incarnation = 0
         self.gap = ""
         """Reason why pushes are not logged; empty if they are."""
@@ -147,12 +101,8 @@ class PushLog:
         history it is, 0 if the shard has never had replicas, -1 if pushes are missing."""
         self.is_strict = False
         """Whether pushes that do not fit are rejected, instead of not being logged."""
-        self._segments: list[tuple[int, str | None, int]] = []
-        """Number, base and position of each segment."""
-        self._recent: deque[Record] | None = None
-        self._recent_bytes = 0
-        self._read_on: tuple[int, Iterator[Record]] | None = None
-        """Position after the last read from files, and the records that follow."""
+        self._segments: list[Segment] = []
+        self.reader = LogReader()
         self.partitions: list[tuple[int, int]] | None = None
         """Ranges of partitions of the shard, for the headers of segments; None if they never change."""
         self._number = 0
@@ -202,10 +152,10 @@ class PushLog:
             StorageIOError: The files cannot be read or written.
         """
         try:
-            found = [self._read(path) for path in self._paths()]
+            found = [read_segment(path, self._num_shards) for path in self._paths()]
             own = [each for each in found if each is not None]
-            _add_positions(own)
-            self._number = max((_number(path) for path in self._paths()), default=0)
+            add_positions(own)
+            self._number = max((number_of(path) for path in self._paths()), default=0)
             begin = None
             if start is not None:
                 begin = next((i for i in reversed(range(len(own))) if own[i].base == base), None)
@@ -218,13 +168,13 @@ class PushLog:
                     # The server ended normally and now starts with another snapshot.
                     lost = ""
             else:
-                num_pushes = _replay(own[begin:], apply, change)
+                num_pushes = replay(own[begin:], apply, change)
                 lost = self._missing(own[begin:])
             is_complete = bool(own) and begin is not None and not lost
             self.incarnation = own[-1].header["incarnation"] if is_complete else new_incarnation()
             if own and begin is not None:
                 last = own[-1]
-                self._segments = [(each.number, each.base, each.position) for each in own[begin:]]
+                self._segments = own[begin:]
                 self.position = last.position + last.num_pushes
                 self.epoch = last.header.get("epoch", 0)
             self.epoch = -1 if lost else self.epoch
@@ -240,7 +190,7 @@ class PushLog:
             self._thread.start()
         return ResumeResult(num_pushes, lost)
 
-    def _missing(self, chain: list[_Segment]) -> str:
+    def _missing(self, chain: list[Segment]) -> str:
         faults = [f"{each.path.name}: {each.fault}" for each in chain if each.fault]
         faults += [
             f"the rows of {each.base} replaced the rows while the log was written"
@@ -249,14 +199,14 @@ class PushLog:
         ]
         last = chain[-1]
         milliseconds = last.header["sync_milliseconds"]
-        if last.header["boot"] != _boot() and not last.is_ended and milliseconds:
+        if last.header["boot"] != boot_id() and not last.is_ended and milliseconds:
             faults.append(
                 f"the machine of {last.path.name} went down, so pushes of its last {milliseconds:g} ms "
                 "may be missing (parameters.push_log_sync_milliseconds)"
             )
         return "; ".join(faults)
 
-    def _set_aside(self, own: list[_Segment], base: str) -> str:
+    def _set_aside(self, own: list[Segment], base: str) -> str:
         """Renames segments that do not follow the snapshot; returns a description of the loss."""
         num_pushes = sum(each.num_pushes for each in own)
         faults = [each.fault for each in own if each.fault]
@@ -277,7 +227,9 @@ class PushLog:
     def _other_shards(self, base: str) -> str:
         """Describes pushes after the same snapshot in logs that another number of shards wrote."""
         for path in sorted(self.folder.glob("shard-*.*.log")):
-            each = None if path.name.startswith(f"{self._stem}.") else self._read(path)
+            if path.name.startswith(f"{self._stem}."):
+                continue
+            each = read_segment(path, self._num_shards)
             is_other = each is not None and each.header["num_shards"] != self._num_shards
             if each is not None and is_other and each.base == base and each.num_pushes:
                 return (
@@ -289,29 +241,6 @@ class PushLog:
 
     def _paths(self) -> list[Path]:
         return sorted(self.folder.glob(f"{self._stem}.*.log"))
-
-    def _read(self, path: Path) -> _Segment | None:
-        """Reads a whole segment; returns None if its header is incomplete, so nothing follows it."""
-        segment: _Segment | None = None
-        end = 0
-        for kind, payload in _records(path):
-            end += _RECORD.size + len(payload)
-            if segment is None:
-                if kind != RecordKind.HEADER:
-                    break
-                segment = _Segment(_number(path), path, json.loads(payload))
-                continue
-            segment.num_pushes += kind == RecordKind.PUSH
-            segment.is_ended = kind == RecordKind.END
-            if kind == RecordKind.GAP:
-                segment.fault = payload.decode()
-        fault = _damage(path, len(_MAGIC) + end)
-        if segment is None and fault:
-            header = {"incarnation": 0, "base": None, "boot": _boot(), "sync_milliseconds": 0}
-            segment = _Segment(_number(path), path, header | {"num_shards": self._num_shards})
-        if segment is not None and fault:
-            segment.fault = fault
-        return segment
 
     # -- while the server runs
 
@@ -336,16 +265,7 @@ class PushLog:
             return
         self._write(RecordKind.PUSH, content)
         self.position += 1
-        self._remember(Record(RecordKind.PUSH, content))
-
-    def _remember(self, record: Record) -> None:
-        """Keeps a record in memory, because followers need it soon."""
-        if self._recent is None:
-            return
-        self._recent.append(record)
-        self._recent_bytes += len(record.payload)
-        while self._recent_bytes > _RECENT_BYTES and len(self._recent) > 1:
-            self._recent_bytes -= len(self._recent.popleft().payload)
+        self.reader.remember(Record(RecordKind.PUSH, content))
 
     def append_change(self, content: Buffer) -> None:
         """Writes a MovedPart, like `append`. A log with followers has none."""
@@ -393,7 +313,7 @@ class PushLog:
             "incarnation": self.incarnation,
             "base": base,
             "is_load": is_load,
-            "boot": _boot(),
+            "boot": boot_id(),
             "shard": self._shard,
             "num_shards": self._num_shards,
             "sync_milliseconds": 1000 * self._sync_seconds,
@@ -403,7 +323,7 @@ class PushLog:
         if self.partitions is not None:
             header["partitions"] = self.partitions
         payload = json.dumps(header).encode()
-        content = _MAGIC + _head(RecordKind.HEADER, payload) + payload
+        content = MAGIC + head_of(RecordKind.HEADER, payload) + payload
         try:
             self._fsync()
             opened = path.open("xb", buffering=0)
@@ -411,7 +331,7 @@ class PushLog:
                 if opened.write(content) < len(content):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(opened.fileno())
-                _sync_folder(self.folder)
+                sync_folder(self.folder)
             except OSError:
                 opened.close()
                 path.unlink(missing_ok=True)
@@ -426,33 +346,27 @@ class PushLog:
         self.num_bytes += opened.tell()
         if base is not None:
             self.gap = ""
-        self._segments.append((self._number, base, self.position))
+        self._segments.append(Segment(self._number, path, header))
         if is_record:
-            self._remember(Record(RecordKind.HEADER, payload))
+            self.reader.remember(Record(RecordKind.HEADER, payload))
         return self._number
 
     def commit(self, number: int) -> None:
         """Deletes segments before `number`, because the snapshot that it follows is complete."""
         for path in self._paths():
-            if _number(path) < number:
+            if number_of(path) < number:
                 self.num_bytes -= path.stat().st_size
                 path.unlink()
-        self._segments = [each for each in self._segments if each[0] >= number]
+        self._segments = [each for each in self._segments if each.number >= number]
         # `read` no longer returns older ones.
-        while self._recent and len(self._recent) > self.position - self.start.position:
-            self._recent_bytes -= len(self._recent.popleft().payload)
+        self.reader.forget_all_but(self.position - self.start.position)
 
     # -- for followers
-
-    def keep_recent(self) -> None:
-        """Keeps the newest records in memory from now on."""
-        self._recent = deque()
 
     @property
     def start(self) -> LogStart:
         """Snapshot that the oldest segment follows."""
-        _, base, position = self._segments[0]
-        return LogStart(base or "", position)
+        return LogStart(self._segments[0].base or "", self._segments[0].position)
 
     def read(self, position: int) -> list[Record]:
         """Returns some of the records after a position; none at the end.
@@ -462,39 +376,7 @@ class PushLog:
         """
         if self.gap or not self.start.position <= position <= self.position:
             raise LostLogError(self.gap or f"position {position}")
-        count = self.position - position
-        recent = self._recent if self._recent is not None else deque()
-        if count <= len(recent):
-            return _batch(recent[i] for i in range(len(recent) - count, len(recent)))
-        found: list[Record] = []
-        try:
-            if self._read_on is not None and self._read_on[0] == position:
-                found = _batch(self._read_on[1])
-            if not found:
-                records = self._read_files(position)
-                found = _batch(records)
-                self._read_on = position, records
-        except OSError as error:
-            raise LostLogError(str(error)) from error
-        if not found or self._read_on is None:
-            raise LostLogError(f"the files of the log end before position {self.position}")
-        self._read_on = position + len(found), self._read_on[1]
-        return found
-
-    def _read_files(self, after: int) -> Iterator[Record]:
-        for number, base, position in list(self._segments):
-            first, end = position, position
-            if base is not None and number != self._segments[0][0]:
-                first -= 1  # its header is a record
-            path = self.folder / f"{self._stem}.{number:08d}.log"
-            for kind, payload in _records(path):
-                if kind == RecordKind.HEADER:
-                    if first < position and first >= after:
-                        yield Record(RecordKind.HEADER, payload)
-                elif kind == RecordKind.PUSH:
-                    end += 1
-                    if end > after:
-                        yield Record(RecordKind.PUSH, payload)
+        return self.reader.read(position, self.position, self._segments)
 
     def begin_epoch(self, epoch: int) -> None:
         """Records that later records are of a new leader."""
@@ -507,9 +389,9 @@ class PushLog:
 
     def drop_before(self, position: int) -> None:
         """Deletes the segments before the one that follows the snapshot at a position."""
-        for number, base, at in self._segments:
-            if base is not None and at == position:
-                self.commit(number)
+        for each in self._segments:
+            if each.base is not None and each.position == position:
+                self.commit(each.number)
                 return
 
     def reset(self, base: str, position: int, epoch: int) -> None:
@@ -520,10 +402,7 @@ class PushLog:
         except OSError as error:
             raise self._failed("cannot be deleted", error) from error
         self._segments, self.num_bytes = [], 0
-        if self._recent is not None:
-            self._recent.clear()
-            self._recent_bytes = 0
-        self._read_on = None
+        self.reader.clear()
         self.position, self.epoch = position, epoch
         self.begin(base)
 
@@ -543,7 +422,7 @@ class PushLog:
 
     def _write(self, kind: RecordKind, payload: Buffer) -> None:
         assert self._file is not None
-        parts = [memoryview(_head(kind, payload)), memoryview(payload)]
+        parts = [memoryview(head_of(kind, payload)), memoryview(payload)]
         before = self._file.tell()
         try:
             for part in parts:
@@ -576,124 +455,3 @@ class PushLog:
                         "push log %s: fsync failed and will be repeated: %s; check the disk",
                         self.folder, error,
                     )  # fmt: skip
-
-
-def _replay(
-    segments: list[_Segment], apply: Callable[[bytes], None], change: Callable[[bytes], None]
-) -> int:
-    """Applies all records; returns the number of pushes."""
-    num_pushes = 0
-    for each in segments:
-        for kind, payload in _records(each.path):
-            if kind == RecordKind.PUSH:
-                apply(payload)
-                num_pushes += 1
-            elif kind == RecordKind.CHANGE:
-                change(payload)
-    return num_pushes
-
-
-def _add_positions(segments: list[_Segment]) -> None:
-    """Adds the positions that older releases did not write."""
-    for before, each in itertools.pairwise(segments):
-        if "position" not in each.header:
-            position = before.position + before.num_pushes + (each.base is not None)
-            each.header["position"] = position
-
-
-def _batch(records: Iterator[Record]) -> list[Record]:
-    """Takes some records."""
-    found, num_bytes = [], 0
-    for each in records:
-        found.append(each)
-        num_bytes += len(each.payload)
-        if num_bytes >= _BATCH_BYTES or len(found) == _BATCH_RECORDS:
-            break
-    return found
-
-
-def _stem(shard: int, num_shards: int) -> str:
-    of = f"-of-{num_shards:04d}" if num_shards else ""
-    return f"shard-{shard + 1:04d}{of}"
-
-
-def read_partitions(folder: Path, shard: int) -> dict[str, list[tuple[int, int]]]:
-    """Returns, per snapshot that a segment of a shard follows, the ranges of partitions of the shard at
-    that time.
-
-    Args:
-        folder: Folder of the log.
-        shard: Number of the shard, from 0.
-    """
-    found = {}
-    for path in sorted(folder.glob(f"{_stem(shard, 0)}.*.log")):
-        kind, payload = next(_records(path), (None, b""))
-        if kind == RecordKind.HEADER:
-            header = json.loads(payload)
-            if header["base"] is not None and "partitions" in header:
-                found[header["base"]] = [(begin, end) for begin, end in header["partitions"]]
-    return found
-
-
-def _number(path: Path) -> int:
-    return int(path.suffixes[-2][1:])
-
-
-def _head(kind: RecordKind, payload: Buffer) -> bytes:
-    """Returns the header of a record."""
-    return _RECORD.pack(len(payload), _checksum(kind, payload), kind)
-
-
-def _checksum(kind: int, payload: Buffer) -> int:
-    check = xxhash.xxh3_64(bytes([kind]))
-    check.update(payload)
-    return check.intdigest()
-
-
-def _records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields records up to the first that is incomplete or damaged."""
-    with path.open("rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:
-            return
-        while len(head := file.read(_RECORD.size)) == _RECORD.size:
-            num_bytes, check, kind = _RECORD.unpack(head)
-            if num_bytes > _MAX_RECORD_BYTES:
-                return
-            payload = file.read(num_bytes)
-            if len(payload) < num_bytes or _checksum(kind, payload) != check:
-                return
-            yield kind, payload
-
-
-def _damage(path: Path, end: int) -> str:
-    """Describes why records after `end` cannot be read; empty if there are none, or only an
-    incomplete record at the end.
-
-    An incomplete record was never acknowledged. Only the last record can be incomplete, so it extends
-    to the end of the file.
-    """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        file.seek(end)
-        head = file.read(_RECORD.size)
-    if len(head) < _RECORD.size:
-        return ""
-    num_bytes = _RECORD.unpack(head)[0]
-    if num_bytes <= _MAX_RECORD_BYTES and end + _RECORD.size + num_bytes >= size:
-        return ""
-    return f"damaged at byte {end:,} of {size:,}"
-
-
-def _boot() -> str:
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return "unknown"
-
-
-def _sync_folder(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparring.errors import ConfigError
 from sparring_serve.client.grpc_transport import GrpcTransport
 from sparring_serve.config import ServingConfig
-from sparring_serve.parameters.push_log import read_partitions
+from sparring_serve.parameters.push_log_files import read_partitions
 from sparring_serve.parameters.service import ParameterService
 from sparring_serve.parameters.shard import ParameterShard
 from sparring_serve.replication.owner import ReplicaPlace, shard_key

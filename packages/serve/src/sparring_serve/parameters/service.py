@@ -27,7 +27,8 @@ from sparring.errors import InvalidArgumentError, SnapshotError, SparringError, 
 from sparring_serve.client.transport import Transport
 from sparring_serve.declaration import TableDeclaration
 from sparring_serve.parameters.push_failures import PushFailures
-from sparring_serve.parameters.push_log import PushLog, RecordKind, new_incarnation
+from sparring_serve.parameters.push_log import PushLog, new_incarnation
+from sparring_serve.parameters.push_log_files import RecordKind
 from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_window import WIDTH, Token, Verdict
 from sparring_serve.parameters.scheduled_saves import ScheduledSaves

@@ -75,8 +75,7 @@ class ShardReplication:
             is_first=place.is_first,
         )
         log.is_strict = bool(place.others)
-        if place.others:
-            log.keep_recent()
+        log.reader.keeps_recent = bool(place.others)
         self.replica = Replica(
             place.address, place.others, FollowerLog(log, owner), options, suspend_clock
         )
