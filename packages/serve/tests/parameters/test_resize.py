@@ -5,6 +5,7 @@ The file is long because all tests share the simulated servers, clients and stor
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import threading
@@ -22,9 +23,9 @@ import pytest
 
 from sparring.contracts import partition
 from sparring.errors import ConfigError, DeadlineError, StorageIOError, UnsupportedError
+from sparring_cli import ExitCode, main
 from sparring_redis.testing.server import RedisServer, free_port, redis_server_missing
 from sparring_serve import (
-    ClientConfig,
     ParameterClient,
     ParametersConfig,
     ServingConfig,
@@ -32,15 +33,15 @@ from sparring_serve import (
     ShardReplicas,
     open_parameter_server,
 )
-from sparring_serve.client.grpc_transport import GrpcTransport
 from sparring_serve.client.transport import Outcome, Send
-from sparring_serve.parameters.push_log import PushLog, read_partitions
+from sparring_serve.parameters.push_log import PushLog
+from sparring_serve.parameters.push_log_files import read_partitions
 from sparring_serve.parameters.push_steps import PushFailedError
 from sparring_serve.parameters.push_window import WIDTH, PushWindows, Token
 from sparring_serve.parameters.service import ParameterService
 from sparring_serve.parameters.shard import ParameterShard
-from sparring_serve.replication.store import MemoryStore, open_store
-from sparring_serve.resizing.map_store import MapStore, map_key
+from sparring_serve.replication.store import MemoryStore
+from sparring_serve.resizing.map_store import MapStore
 from sparring_serve.resizing.resize import ResizeError, _leave, resize
 from sparring_serve.server.lookup_server import LookupServer
 from sparring_serve.service import LookupService
@@ -342,27 +343,28 @@ class Service:
         self._addresses = [[f"127.0.0.1:{free_port()}"] for _ in range(3)]
         self.servers: dict[int, LookupServer] = {}
 
-    def config(self, num_shards: int, **parameters: Any) -> ServingConfig:
+    def settings(self, num_shards: int, **parameters: Any) -> dict[str, Any]:
         given = {"tables": TABLES, "folders": [str(self._folder / "saved")], **parameters}
         given.setdefault("replication", {"store": self._store})
-        return ServingConfig.model_validate(
-            {"shards": self._addresses[:num_shards], "parameters": given}
-        )
+        return {"shards": self._addresses[:num_shards], "parameters": given}
+
+    def config(self, num_shards: int) -> ServingConfig:
+        return ServingConfig.model_validate(self.settings(num_shards))
 
     def start(self, shard: int, num_shards: int) -> None:
         self.servers[shard] = open_parameter_server(self.config(num_shards), shard=shard)
 
-    def resize(self, num_shards: int) -> None:
-        transport = GrpcTransport(ClientConfig())
-        maps = MapStore(open_store(self._store), map_key(str(self._folder / "saved")))
-        try:
-            resize(self.config(num_shards).shard_map, maps, transport, pause_seconds=0)
-        finally:
-            transport.close()
+    def resize(self, settings: dict[str, Any], *options: str) -> int:
+        """Runs `sparring resize`; returns its exit code."""
+        file = self._folder / "parameters.yaml"
+        file.write_text(json.dumps(settings))
+        return main(["resize", str(file), "--pause-seconds", "0", "--json", *options])
 
 
 @needs_redis
-def test_servers_gain_and_lose_a_shard_and_restart_with_all_rows(tmp_path: Path) -> None:
+def test_servers_gain_and_lose_a_shard_and_restart_with_all_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ids = np.arange(300)
     gradients = {name: (ids, np.ones((300, each["dim"]))) for name, each in TABLES.items()}
     with RedisServer() as redis:
@@ -375,7 +377,10 @@ def test_servers_gain_and_lose_a_shard_and_restart_with_all_rows(tmp_path: Path)
             client.save("before")
             service.start(2, 3)
             for num_pushes, num_shards in enumerate((3, 2), start=2):
-                service.resize(num_shards)
+                assert service.resize(service.settings(num_shards), "--no-save") == 0
+                printed = json.loads(capsys.readouterr().out)
+                assert (printed["shards"], printed["snapshot"]) == (num_shards, None)
+                assert 0 < printed["rows"] < 600
                 client.push(gradients, wait="applied", deadline_seconds=60)
                 # Without a save, the rows are in the snapshot of two shards and in the push logs.
                 for shard, server in list(service.servers.items()):
@@ -388,6 +393,18 @@ def test_servers_gain_and_lose_a_shard_and_restart_with_all_rows(tmp_path: Path)
                 client.load(f"after-{num_shards}")
                 rows = client.pull({"item": ids}, deadline_seconds=60).rows["item"]
                 np.testing.assert_array_equal(rows, -num_pushes)
+            assert service.resize(service.settings(2)) == 0
+            printed = json.loads(capsys.readouterr().out)
+            assert (printed["rows"], Path(printed["snapshot"]).exists()) == (0, True)
+            alone = service.settings(3, replication=None)
+            swapped = service.settings(3)
+            swapped["shards"] = swapped["shards"][::-1]
+            for wrong, message in (
+                (alone, "set parameters.replication.store"),
+                (swapped, "the first 2 shards must stay the same"),
+            ):
+                assert service.resize(wrong) == ExitCode.INVALID
+                assert message in " ".join(capsys.readouterr().err.split())
             client.close()
         finally:
             for each in service.servers.values():
