@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,10 @@ class Run:
     def publish(self, *, full_every: int = 16, keep: int = 3, **quantize: str) -> Any:
         return publish_newest(self.url, self.out, PublisherOptions(quantize, full_every, keep))
 
+    def save_and_publish(self, *save: Any, is_delta: bool = False, **publish: Any) -> Any:
+        self.save(*save, is_delta=is_delta)
+        return self.publish(**publish)
+
     @property
     def served(self) -> str:
         return self.out
@@ -125,14 +130,34 @@ def serve(kind: str, run: Run) -> Callable[..., FrontEnd]:
     return lambda position=ONE, **server: open_front_end(kind, run, position, **server)
 
 
+@contextmanager
+def two_shards(serve: Serve) -> Iterator[tuple[LookupClient, tuple[FrontEnd, FrontEnd]]]:
+    """Serves the published snapshots with two shards, and opens a client of them."""
+    shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
+    with (
+        serve(ShardPosition(shards, 0)) as first,
+        serve(ShardPosition(shards, 1)) as second,
+        LookupClient([[first.address], [second.address]], LONG) as client,
+    ):
+        yield client, (first, second)
+
+
 def check(rows: np.ndarray, keys: np.ndarray, step: int) -> None:
     assert np.array_equal(rows[:, 1], keys.astype(np.float32))
     assert (np.delete(rows, 1, axis=1) == step).all()
 
 
+def damage(folder: str, pattern: str, place: int) -> None:
+    """Changes one byte of a file."""
+    [path] = Path(folder).glob(pattern)
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(content)
+
+
 def test_a_save_of_a_run_is_served_bit_for_bit(run: Run, serve: Serve) -> None:
-    run.save()
-    published = run.publish()
+    published = run.save_and_publish()
     assert not published.is_delta
     ids = np.array([7, -1, 499, 500, 7, -(2**63)])
     with serve() as server, LookupClient(server.address, LONG) as client:
@@ -151,12 +176,10 @@ def test_a_save_of_a_run_is_served_bit_for_bit(run: Run, serve: Serve) -> None:
 
 
 def test_a_delta_is_loaded_while_the_server_answers(run: Run, serve: Serve) -> None:
-    run.save()
-    run.publish()
+    run.save_and_publish()
     with serve() as server, LookupClient(server.address, LONG) as client:
         old = client.pull({"item": KEYS}).versions[0].hash
-        run.save(KEYS[100:200], erased=[0, 1], is_delta=True)
-        assert run.publish().is_delta
+        assert run.save_and_publish(KEYS[100:200], [0, 1], is_delta=True).is_delta
         assert server.refresh().is_new
         answer = client.pull({"item": KEYS})
         check(answer.rows["item"][100:200], KEYS[100:200], 2)
@@ -173,29 +196,21 @@ def test_a_delta_is_loaded_while_the_server_answers(run: Run, serve: Serve) -> N
 def test_a_damaged_delta_is_rejected_and_the_next_full_snapshot_is_served(
     run: Run, serve: Serve
 ) -> None:
-    run.save()
-    run.publish()
+    run.save_and_publish()
     with serve() as server, LookupClient(server.address, LONG) as client:
-        run.save(KEYS[:9], is_delta=True)
-        run.publish()
+        run.save_and_publish(KEYS[:9], is_delta=True)
         # The last bytes of a file are of rows.
-        [path] = Path(run.out).glob("step-002/*rows.item.*")
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.chmod(0o644)
-        path.write_bytes(content)
+        damage(run.out, "step-002/*rows.item.*", -1)
         assert "damaged" in server.refresh().refused
         check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
         assert read_metrics(server)['refreshes_total{result="refused"}'] == 1
-        run.save()
-        assert not run.publish().is_delta
+        assert not run.save_and_publish().is_delta
         assert server.refresh().is_new
         check(client.pull({"item": KEYS}).rows["item"], KEYS, 3)
 
 
 def test_pulls_see_one_version_while_versions_arrive(run: Run, serve: Serve) -> None:
-    run.save()
-    run.publish()
+    run.save_and_publish()
     with serve() as server, LookupClient(server.address, LONG) as client:
         seen, failures, done = [], [], threading.Event()
 
@@ -216,8 +231,7 @@ def test_pulls_see_one_version_while_versions_arrive(run: Run, serve: Serve) -> 
         for each in asking:
             each.start()
         for _ in range(6):
-            run.save(is_delta=True)
-            run.publish(full_every=3)
+            run.save_and_publish(is_delta=True, full_every=3)
             assert server.refresh().is_new
         while not failures and 7 not in seen:
             time.sleep(0.01)
@@ -229,8 +243,7 @@ def test_pulls_see_one_version_while_versions_arrive(run: Run, serve: Serve) -> 
 
 
 def test_int8_rows_are_sent_as_stored(run: Run, serve: Serve) -> None:
-    run.save()
-    error = run.publish(item="int8").written.relative_error
+    error = run.save_and_publish(item="int8").written.relative_error
     assert 0 < error["item"] < 0.01
     assert error["user"] == 0
     with serve() as server:
@@ -256,8 +269,7 @@ def test_int8_rows_are_sent_as_stored(run: Run, serve: Serve) -> None:
 def test_rows_are_read_into_the_reply(
     run: Run, dtype: RowDtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run.save()
-    run.publish(item="int8", user="int8") if dtype == RowDtype.INT8 else run.publish()
+    run.save_and_publish(**({"item": "int8", "user": "int8"} if dtype == RowDtype.INT8 else {}))
     ids = np.append(KEYS, [-5, 2**40])
     tables = (TableIds("user", ids[:9].tobytes()), TableIds("item", ids.tobytes()))
     monkeypatch.setattr("sparring_serve.service.IN_PLACE_BYTES", 0)
@@ -280,17 +292,11 @@ def test_rows_are_read_into_the_reply(
 
 
 def test_shards_map_only_their_partitions(run: Run, serve: Serve) -> None:
-    run.save()
-    run.publish()
-    shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
-    with (
-        serve(ShardPosition(shards, 0)) as first,
-        serve(ShardPosition(shards, 1)) as second,
-    ):
-        with LookupClient([[first.address], [second.address]], LONG) as client:
-            check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
+    run.save_and_publish()
+    with two_shards(serve) as (sharded, servers):
+        check(sharded.pull({"item": KEYS}).rows["item"], KEYS, 1)
         with (
-            LookupClient(first.address, ClientConfig(deadline_seconds=1.0)) as client,
+            LookupClient(servers[0].address, ClientConfig(deadline_seconds=1.0)) as client,
             pytest.raises(ReplicasFailedError, match=r"shard 1: no replica replied .127.0.0.1:1"),
         ):
             # The client loads the map of the server, which has other addresses.
@@ -298,20 +304,13 @@ def test_shards_map_only_their_partitions(run: Run, serve: Serve) -> None:
 
 
 def test_a_scan_returns_each_row_of_one_version_once_over_shards(run: Run, serve: Serve) -> None:
-    run.save()
-    run.publish()
-    shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
-    with (
-        serve(ShardPosition(shards, 0)) as first,
-        serve(ShardPosition(shards, 1)) as second,
-        LookupClient([[first.address], [second.address]], LONG) as client,
-    ):
+    run.save_and_publish()
+    with two_shards(serve) as (client, servers):
         chunks = client.scan("item", chunk_rows=64)
         seen = [next(chunks)]
         # Newer versions arrive meanwhile; the scan continues with the version of its beginning.
-        run.save(KEYS[:50], erased=[60], is_delta=True)
-        assert run.publish().is_delta
-        for server in (first, second):
+        assert run.save_and_publish(KEYS[:50], [60], is_delta=True).is_delta
+        for server in servers:
             assert server.refresh().is_new
         seen += chunks
         assert max(len(keys) for keys, _ in seen) <= 64
@@ -327,9 +326,8 @@ def test_a_scan_returns_each_row_of_one_version_once_over_shards(run: Run, serve
         begun = client.scan("item", chunk_rows=64)
         next(begun)
         for _ in range(2):
-            run.save()
-            run.publish()
-            for server in (first, second):
+            run.save_and_publish()
+            for server in servers:
                 assert server.refresh().is_new
         with pytest.raises(VersionGoneError, match="is no longer kept; start again"):
             list(begun)
@@ -340,31 +338,22 @@ def test_a_scan_returns_each_row_of_one_version_once_over_shards(run: Run, serve
 
 
 def test_recommendations_are_from_all_shards_of_packed_files(run: Run, serve: Serve) -> None:
-    run.save()
-    run.publish(item="int8")
-    shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
+    run.save_and_publish(item="int8")
     axis = np.array([[0, 1, 0, 0], [0, -1, 0, 0]], np.float32)
-    with (
-        serve(ShardPosition(shards, 0)) as first,
-        serve(ShardPosition(shards, 1)) as second,
-        LookupClient([[first.address], [second.address]], LONG) as client,
-    ):
+    with two_shards(serve) as (client, servers):
         found = client.recommend("item", axis, 3, exclude=[[499], []])
         # The element with the key decides.
         assert found.keys.tolist() == [[498, 497, 496], [0, 1, 2]]
-        run.save(KEYS[-2:], erased=[498], is_delta=True)
-        assert run.publish(item="int8").is_delta
-        for server in (first, second):
+        assert run.save_and_publish(KEYS[-2:], [498], is_delta=True, item="int8").is_delta
+        for server in servers:
             assert server.refresh().is_new
         client.describe()
         assert client.recommend("item", axis[:1], 3).keys.tolist() == [[499, 497, 496]]
 
 
 def test_a_pinned_version_is_kept(run: Run) -> None:
-    run.save()
-    run.publish()
-    run.save()
-    run.publish()
+    run.save_and_publish()
+    run.save_and_publish()
     with serve_here(run, pin="step-001") as server, LookupClient(server.address, LONG) as client:
         check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
     with pytest.raises(ValueError, match="must be the name of a folder"):
@@ -377,13 +366,11 @@ def test_a_folder_without_a_version_names_the_command(run: Run) -> None:
 
 
 def test_published_snapshots_are_removed_when_newer_ones_arrive(run: Run) -> None:
-    run.save()
-    run.publish(keep=2)
+    run.save_and_publish(keep=2)
     assert run.publish() is None
     kinds, removed = [], []
     for _ in range(5):
-        run.save(KEYS[:9], is_delta=True)
-        published = run.publish(full_every=3, keep=2)
+        published = run.save_and_publish(KEYS[:9], is_delta=True, full_every=3, keep=2)
         kinds.append(published.is_delta)
         removed += published.removed
         names = sorted(
@@ -436,11 +423,7 @@ def test_wrong_requests_to_publish_are_rejected(run: Run) -> None:
 
 def test_a_damaged_snapshot_is_not_published(run: Run) -> None:
     run.save()
-    [path] = Path(run.url).glob("step-001/*rows*item*")
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.chmod(0o644)
-    path.write_bytes(content)
+    damage(run.url, "step-001/*rows*item*", 1000)
     with pytest.raises(SnapshotDamagedError):
         run.publish()
     assert [each for each in Path(run.out).iterdir() if not each.name.startswith(".")] == []
@@ -448,29 +431,15 @@ def test_a_damaged_snapshot_is_not_published(run: Run) -> None:
 
 def test_the_commands_report_their_results(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run.save()
-    assert (
-        main(
-            [
-                "publish",
-                run.url,
-                "--output",
-                run.out,
-                "--quantize",
-                "int8",
-                "--quantize",
-                "user=fp32",
-                "--json",
-            ]
-        )
-        == 0
-    )
+    publish = ["publish", run.url, "--output", run.out]
+    assert main([*publish, "--quantize", "int8", "--quantize", "user=fp32", "--json"]) == 0
     line = json.loads(capsys.readouterr().out)
     assert (line["is_delta"], line["tables"]["item"]["rows"]) == (False, 500)
     assert line["tables"]["item"]["bytes"] < line["tables"]["user"]["bytes"]
-    assert main(["publish", run.url, "--output", run.out]) == 0
+    assert main(publish) == 0
     assert "already contains the newest snapshot" in capsys.readouterr().err
-    assert main(["publish", run.url, "--output", run.out, "--quantize", "item=int8"]) == 0
-    assert main(["publish", run.url, "--output", run.out, "--quantize", "item="]) == 2
+    assert main([*publish, "--quantize", "item=int8"]) == 0
+    assert main([*publish, "--quantize", "item="]) == 2
     assert "must be TABLE=DTYPE" in capsys.readouterr().err
     with serve_here(run) as server:
         assert main(["lookup", server.address, "item", "7", "-1", "--json"]) == 0
@@ -523,8 +492,7 @@ StartReplica = Callable[..., Replica]
 @pytest.fixture
 def start_replica(kind: str, run: Run, tmp_path: Path) -> Iterator[StartReplica]:
     """Starts servers of one kind."""
-    run.save()
-    run.publish()
+    run.save_and_publish()
     config = tmp_path / "serving.yaml"
     options = f"{{poll_seconds: 0.05, threads: 2, front_end: {kind}}}"
     config.write_text(f"snapshots: {run.out}\nserver: {options}\n")
@@ -623,15 +591,13 @@ def check_stale_or_initial(client: LookupClient) -> None:
 def test_a_server_stops_on_sigterm_and_loads_newer_versions_by_itself(
     run: Run, start_replica: StartReplica
 ) -> None:
-    run.save(KEYS[:9], is_delta=True)
-    run.publish()
+    run.save_and_publish(KEYS[:9], is_delta=True)
     # Two processes on one port.
     replica = start_replica("--workers", "2")
     assert "item (at most 509 rows)" in replica.ready
     with LookupClient(replica.address, LONG) as client:
         client.pull({"item": KEYS})
-        run.save()
-        run.publish()
+        run.save_and_publish()
         begin = time.monotonic()
         while client.pull({"item": KEYS}).rows["item"][0, 0] != 3:
             assert time.monotonic() - begin < 30
@@ -679,8 +645,7 @@ def test_another_dtype_publishes_the_newest_snapshot_again(
         )
     assert [each.dtype for each in read_manifest(again.written.url).tables] == ["int8", "bf16"]
     # Deltas of the run continue over the last one.
-    run.save(KEYS[:9], is_delta=True)
-    assert run.publish(item="int8").is_delta
+    assert run.save_and_publish(KEYS[:9], is_delta=True, item="int8").is_delta
 
 
 @pytest.mark.parametrize(
@@ -744,8 +709,7 @@ def test_a_serving_process_keeps_its_pages() -> None:
 
 
 def test_a_newer_version_is_warmed_up_with_recently_requested_ids(run: Run, serve: Serve) -> None:
-    run.save()
-    run.publish()
+    run.save_and_publish()
     with (
         serve(verify="open", warm_up_seconds=60) as server,
         LookupClient(server.address, LONG) as client,
@@ -754,8 +718,7 @@ def test_a_newer_version_is_warmed_up_with_recently_requested_ids(run: Run, serv
             client.pull({"item": KEYS[:40], "user": KEYS[:7]})
         assert not server.refresh().is_new
         assert "warm_up_ids" not in read_metrics(server)
-        run.save()
-        run.publish()
+        run.save_and_publish()
         assert server.refresh().is_new
         gauges = read_metrics(server)
         assert gauges["warm_up_ids"] == 47
@@ -763,8 +726,7 @@ def test_a_newer_version_is_warmed_up_with_recently_requested_ids(run: Run, serv
         assert 0 < gauges["warm_up_seconds"] < 60
     with serve(warm_up_seconds=0) as server, LookupClient(server.address, LONG) as client:
         client.pull({"item": KEYS[:40]})
-        run.save()
-        run.publish()
+        run.save_and_publish()
         assert server.refresh().is_new
         assert "warm_up_ids" not in read_metrics(server)
 
@@ -774,20 +736,17 @@ def test_serving_snapshots_are_published_to_a_url_and_served_from_it(
 ) -> None:
     run.out = f"memory://{tmp_path.name}/served"
     copies = tmp_path / "copies"
-    run.save()
-    run.publish()
+    run.save_and_publish()
     with (
         serve_here(run, cache=copies) as server,
         LookupClient(server.address, LONG) as client,
     ):
         check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
-        run.save(KEYS[:100], is_delta=True)
-        assert run.publish().is_delta
+        assert run.save_and_publish(KEYS[:100], is_delta=True).is_delta
         assert server.refresher.refresh().is_new
         check(client.pull({"item": KEYS[:100]}).rows["item"], KEYS[:100], 2)
         for _ in range(3):
-            run.save()
-            run.publish(keep=2)
+            run.save_and_publish(keep=2)
             server.refresher.refresh()
         check(client.pull({"item": KEYS}).rows["item"], KEYS, 5)
     assert {each.name for each in copies.glob("*/step-*")} == {"step-004", "step-005"}
