@@ -16,6 +16,7 @@ import nox
 sys.path.insert(0, str(Path(__file__).parent))
 
 from sessions import builds, engines, installed, measurements, releases, sanitizers  # noqa: F401
+from sessions.build_folders import reuse_folder
 from sessions.environments import (
     CXX_TESTS,
     FAMILY,
@@ -360,7 +361,8 @@ def sanitized_tests(session: nox.Session, package: str, sanitizer: str, *, at_le
     """Builds a package's C++ tests with a sanitizer, and runs them."""
     has_kernels = at_length or sanitizer != "thread"
     kernels = f"-D{THREADS_OF_KERNELS}={'ON' if has_kernels else 'OFF'}"
-    folder = Path(session.virtualenv.location) / "build" / f"{package}-tests-{sanitizer}"
+    here = Path(session.virtualenv.location)
+    folder = reuse_folder(here / "build" / f"{package}-tests-{sanitizer}")
     session.run(
         "cmake", "-G", "Ninja", "-S", str(PACKAGES / package), "-B", str(folder),
         f"-D{CXX_TESTS[package]}=ON", f"-DSPARRING_SANITIZE={sanitizer}",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import nox
+from sessions.build_folders import reuse_folder
 from sessions.environments import (
     BUILD_TOOLS,
     FAMILY,
@@ -191,7 +192,7 @@ def build_wheel(session: nox.Session, job: Job, package: str, folder: Path) -> P
     shutil.rmtree(made, ignore_errors=True)
     settings = []
     if (job.sources / package / "CMakeLists.txt").exists():
-        settings = [f"--config-settings=build-dir={folder / 'build' / package}"]
+        settings = [f"--config-settings=build-dir={reuse_folder(folder / 'build' / package)}"]
     if package == "backend-hkv":
         settings.append(gpu_setting(job.nvcc))
     if package == "serve":

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import nox
+from sessions.build_folders import reuse_folder
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ROOT / "packages"
@@ -217,8 +218,8 @@ def build_settings(session: nox.Session, package: str) -> list[str]:
     """Returns the build folder of a native package, which is kept for incremental builds."""
     if not (PACKAGES / package / "CMakeLists.txt").exists():
         return []
-    build_folder = Path(session.virtualenv.location) / "build" / package
-    return [f"--config-settings=build-dir={build_folder}"]
+    folder = reuse_folder(Path(session.virtualenv.location) / "build" / package)
+    return [f"--config-settings=build-dir={folder}"]
 
 
 def environment(session: nox.Session, folder: Path, *needed: str, program: str = "python") -> str:

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import nox
+from sessions.build_folders import reuse_folder
 from sessions.environments import (
     GPU_OPTION,
     PACKAGES,
@@ -69,7 +70,7 @@ def serving_threads(session: nox.Session) -> None:
     install_build_tools(session)
     for package in ("core", "cli", "storage-tiered", "packed", "serve"):
         install_local(session, package, "[metrics]" if package == "serve" else "")
-    folder = Path(session.virtualenv.location) / "build/serve-thread"
+    folder = reuse_folder(Path(session.virtualenv.location) / "build/serve-thread")
     source = PACKAGES / "serve"
     session.run(
         "cmake", "-G", "Ninja", "-S", str(source), "-B", str(folder),

@@ -106,3 +106,17 @@ def test_wheels_that_differ_or_contain_paths_are_reported(tmp_path: Path, wheel_
     (message,) = wheel_files.find_paths(two, ["/home/me"])
     assert "sparring/other.py contains the path /home/me" in message
     assert wheel_files.describe_platform(one) == "glibc 2.28 or newer"
+
+
+@pytest.mark.parametrize(("launcher", "is_kept"), [("", True), ("sh", True), ("no-ccache", False)])
+def test_a_build_folder_whose_compiler_cache_was_uninstalled_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, is_kept: bool
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    build_folders = importlib.import_module("sessions.build_folders")
+    made = tmp_path / "made"
+    assert build_folders.reuse_folder(made) == made
+    made.mkdir()
+    lines = f"CMAKE_BUILD_TYPE:STRING=Release\nCMAKE_CXX_COMPILER_LAUNCHER:STRING={launcher}\n"
+    (made / "CMakeCache.txt").write_text(lines)
+    assert build_folders.reuse_folder(made).exists() == is_kept
