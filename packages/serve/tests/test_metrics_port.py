@@ -21,6 +21,7 @@ from sparring_serve.server.lookup_server import check_access
 from .conftest import KINDS, Serve
 from .front_ends import Folder, FrontEnd
 from .test_server import make_certificate
+from .test_silent_calls import wait_until
 
 TOKEN = "t" * 20
 
@@ -56,6 +57,27 @@ def test_a_request_without_the_token_is_rejected(serve: Serve, tmp_path: Path) -
     file.write_text("another token\n")
     assert scrape(server, f"Bearer {TOKEN}")[0] == 401
     assert scrape(server, "Bearer another token")[0] == 200
+
+
+def test_the_previous_token_remains_while_the_file_is_invalid(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    server = serve(metrics_token_file=file)
+
+    def warnings() -> list[str]:
+        return [each for each in [*server.lines, *caplog.messages] if "remains in use" in each]
+
+    for number, make_invalid in enumerate((file.unlink, lambda: file.write_text("\n")), 1):
+        make_invalid()
+        for _ in range(3):
+            assert scrape(server, f"Bearer {TOKEN}")[0] == 200
+            assert scrape(server, "Bearer ")[0] == 401
+        wait_until(lambda expected=number: len(warnings()) >= expected)
+        assert len(warnings()) == number
+        file.write_text(TOKEN)
+        assert scrape(server, f"Bearer {TOKEN}")[0] == 200
 
 
 def test_an_empty_token_is_rejected_at_the_start(serve: Serve, tmp_path: Path) -> None:
@@ -117,3 +139,5 @@ def test_the_port_uses_tls_and_reads_the_certificate_again(serve: Serve, tmp_pat
     assert scrape(server, f"Bearer {TOKEN}", other)[0] == 200
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
         scrape(server, f"Bearer {TOKEN}", trusted)
+    certificate.write_text("not PEM")
+    assert scrape(server, f"Bearer {TOKEN}", other)[0] == 200

@@ -17,6 +17,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "server/log.h"
 #include "server/tokens.h"
 
 namespace sparring::serve {
@@ -191,7 +192,10 @@ void MetricsPort::serve() {
 
 void MetricsPort::read_certificate() {
   const FileStamp found[2] = {stamp_of(certificate_file_), stamp_of(key_file_)};
-  if (context_ != nullptr && found[0] == stamps_[0] && found[1] == stamps_[1]) return;
+  if (context_ != nullptr && found[0] == stamps_[0] && found[1] == stamps_[1]) {
+    is_certificate_invalid_ = false;
+    return;
+  }
   Context made(SSL_CTX_new(TLS_server_method()));
   SSL_CTX_set_min_proto_version(made.get(), TLS1_2_VERSION);
   const bool is_valid =
@@ -199,10 +203,18 @@ void MetricsPort::read_certificate() {
       SSL_CTX_use_PrivateKey_file(made.get(), key_file_.c_str(), SSL_FILETYPE_PEM) == 1 &&
       SSL_CTX_check_private_key(made.get()) == 1;
   ERR_clear_error();
-  if (!is_valid) return;  // the previous certificate remains, and the next connection reads the files again
+  if (!is_valid) {  // the next connection reads the files again
+    if (context_ != nullptr && !is_certificate_invalid_) {
+      log(LogLevel::kWarning, "server.metrics_tls: " + certificate_file_ + " or " + key_file_ +
+                                  " is invalid; the previous content remains in use");
+    }
+    is_certificate_invalid_ = true;
+    return;
+  }
   context_ = std::move(made);
   stamps_[0] = found[0];
   stamps_[1] = found[1];
+  is_certificate_invalid_ = false;
 }
 
 void MetricsPort::answer(int socket) {

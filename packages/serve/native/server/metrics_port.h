@@ -46,6 +46,7 @@ class MetricsPort {
   std::string certificate_file_;                     // empty: plain text
   std::string key_file_;
   FileStamp stamps_[2];
+  bool is_certificate_invalid_ = false;
   Context context_;
   int listening_ = -1;
   int stop_[2] = {-1, -1};  // a pipe that ends the thread

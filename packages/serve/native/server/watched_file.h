@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <utility>
 
+#include "server/log.h"
+
 namespace sparring::serve {
 
 // Stamp of a file: a file with another stamp may have another content.
@@ -28,7 +30,8 @@ FileStamp stamp_of(const std::string& path);
 // Returns the content of a file. Throws std::runtime_error.
 std::string read_file(const std::string& path);
 
-// If the file cannot be read or is invalid, the previous value remains. Thread-safe.
+// If the file cannot be read or is invalid, the previous value remains, and a warning is logged once.
+// Thread-safe.
 template <class Value>
 class WatchedFile {
  public:
@@ -43,13 +46,18 @@ class WatchedFile {
   std::shared_ptr<const Value> value() {
     const FileStamp stamp = stamp_of(path_);
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!(stamp == stamp_) && stamp.size >= 0) {
-      try {
+    try {
+      if (!(stamp == stamp_)) {
         value_ = std::make_shared<const Value>(parse_(read_file(path_)));
         stamp_ = stamp;
-      } catch (const std::runtime_error&) {
-        return value_;  // attempted again at the next call
       }
+      is_failing_ = false;
+    } catch (const std::runtime_error& error) {  // attempted again at the next call
+      if (!is_failing_) {
+        log(LogLevel::kWarning,
+            std::string(error.what()) + "; the previous content remains in use");
+      }
+      is_failing_ = true;
     }
     return value_;
   }
@@ -60,6 +68,7 @@ class WatchedFile {
   std::mutex mutex_;
   FileStamp stamp_;
   std::shared_ptr<const Value> value_;
+  bool is_failing_ = false;
 };
 
 }  // namespace sparring::serve

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -29,6 +30,8 @@ _CLIENT = re.compile(r"client=([A-Za-z0-9_.\-]{1,64})\Z")
 _LOCAL_PEER = re.compile(
     r"unix:|ipv4:127\.|ipv6:(\[|%5B)(::1|::ffff:127\.[0-9.]+)(\]|%5D):", re.IGNORECASE
 )
+
+_log = logging.getLogger(__name__)
 
 _Value = TypeVar("_Value")
 
@@ -58,7 +61,7 @@ def check_local(peer: str, role: str) -> None:
 class WatchedFile(Generic[_Value]):
     """Value parsed from a file; the file is read again when it was replaced or written.
 
-    If the file cannot be read or is invalid, the previous value remains.
+    If the file cannot be read or is invalid, the previous value remains, and a warning is logged once.
 
     Args:
         path: Path of the file.
@@ -73,6 +76,7 @@ class WatchedFile(Generic[_Value]):
         self._read = read
         self._lock = threading.Lock()
         self._stamp, self._value = self._load()
+        self._is_failing = False
 
     @property
     def value(self) -> _Value:
@@ -81,8 +85,11 @@ class WatchedFile(Generic[_Value]):
                 stamp = _read_stamp(self.path)
                 if stamp != self._stamp:
                     self._stamp, self._value = self._load()
-            except (OSError, ConfigError):
-                pass
+                self._is_failing = False
+            except (OSError, ConfigError) as error:
+                if not self._is_failing:
+                    _log.warning("%s; the previous content remains in use", error)
+                self._is_failing = True
             return self._value
 
     def _load(self) -> tuple[tuple[int, int, int], _Value]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import socket
 import ssl
 import sys
@@ -12,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from sparring.errors import ConfigError, PluginError, StorageIOError
@@ -26,13 +27,16 @@ __all__ = ["MetricsAccess", "MetricsExporter", "write_metrics_file"]
 _CONNECTION_SECONDS = 10.0
 """Maximum duration of a connection."""
 
+_log = logging.getLogger(__name__)
 
+_Value = TypeVar("_Value")
 _Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsAccess:
-    """Who may read metrics over HTTP. The files are read again for each connection.
+    """Who may read metrics over HTTP. The files are read again for each connection; if this fails, the
+    previous token or certificate remains in use, and a warning is logged once.
 
     Args:
         token_file: File whose first line is the token that a request must have
@@ -104,12 +108,10 @@ class MetricsAccess:
         if self.token_file is None:
             return application
 
+        token = _Latest(self.token)
+
         def checked(request: dict[str, Any], begin: Callable[..., Any]) -> Iterable[bytes]:
-            try:
-                expected = b"Bearer " + self.token()
-            except (OSError, ValueError):
-                begin("503 Service Unavailable", [("Content-Type", "text/plain")])
-                return [b"the token of this server cannot be read\n"]
+            expected = b"Bearer " + token()
             given = request.get("HTTP_AUTHORIZATION", "").encode("latin-1", "replace")
             if hmac.compare_digest(given, expected):
                 return application(request, begin)
@@ -120,6 +122,25 @@ class MetricsAccess:
             return [b"send the token of this server: Authorization: Bearer ...\n"]
 
         return checked
+
+
+class _Latest(Generic[_Value]):
+    """Calls a function that reads files, and returns the previous result if it fails."""
+
+    def __init__(self, read: Callable[[], _Value]) -> None:
+        self._read = read
+        self._result = read()
+        self._is_failing = False
+
+    def __call__(self) -> _Value:
+        try:
+            self._result = self._read()
+            self._is_failing = False
+        except (OSError, ValueError) as error:
+            if not self._is_failing:
+                _log.warning("metrics: %s; the previous token or certificate remains in use", error)
+            self._is_failing = True
+        return self._result
 
 
 class MetricsExporter:
@@ -155,7 +176,7 @@ class MetricsExporter:
         try:
             self._server = make_server(host, port, application, _server_class(host), _TimedHandler)
             if access.certificate_file is not None:
-                self._server.tls = access.tls
+                self._server.tls = _Latest(access.tls)
         except OSError as error:
             raise StorageIOError(
                 f"metrics: cannot listen on {host}:{port} ({error.strerror}); choose another {option}"
