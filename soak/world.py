@@ -101,6 +101,8 @@ class World:
             # All allocations use malloc, so that it can tell how much is in use.
             "PYTHONMALLOC": "malloc",
             "ARROW_DEFAULT_MEMORY_POOL": "system",
+            # Freed blocks that each thread keeps would count as in use.
+            "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
         }
         (self.output / "logs").mkdir()
         command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(self.disk)]
