@@ -103,10 +103,18 @@ def assert_same_rows(client: ParameterClient, expected: OneProcess) -> None:
         assert np.array_equal(found[name], rows), name
 
 
+@pytest.mark.parametrize("form", ["{}/saved", "saved", "link/", "file://{}/saved"])
 def test_a_killed_shard_resumes_from_its_log_and_no_client_notices(
-    make_service: Any, one_process: OneProcess
+    make_service: Any,
+    one_process: OneProcess,
+    form: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    service = make_service(2)
+    monkeypatch.chdir(tmp_path)
+    Path("saved").mkdir()
+    Path("link").symlink_to("saved")
+    service = make_service(2, folders=[form.format(tmp_path)])
     with service.client() as client:
         for seed in range(6):
             client.push(made_gradients(seed), deadline_seconds=60)

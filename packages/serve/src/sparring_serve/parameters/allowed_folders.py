@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from sparring_serve.status import Status, StatusError
 
-__all__ = ["snapshot_url"]
+__all__ = ["resolved_url", "snapshot_url"]
 
 _NAME = re.compile(r"\w[\w .,=+@-]{0,254}\Z")
 _MAX_SHOWN = 200
@@ -39,7 +39,7 @@ def snapshot_url(url: str, folders: Sequence[str]) -> str:
         return f"{folders[0].rstrip('/')}/{name}"
     asked = _as_text(folder)
     for known in folders:
-        if asked in (_as_text(known), _real_path(known)):
+        if asked in (_as_text(known), resolved_url(known)):
             return f"{known.rstrip('/')}/{name}"
     raise StatusError(
         Status.INVALID_ARGUMENT,
@@ -47,6 +47,12 @@ def snapshot_url(url: str, folders: Sequence[str]) -> str:
         f"({', '.join(folders)}); use a snapshot there, or add its folder to parameters.folders",
         reason="url",
     )
+
+
+def resolved_url(url: str) -> str:
+    """Returns the URL of a snapshot, or its folder, as lists of snapshots name it: the path of a local
+    folder is absolute, and symbolic links are resolved. An empty URL stays empty."""
+    return os.path.realpath(url.removeprefix("file://")) if url and _is_local(url) else url
 
 
 def _is_local(folder: str) -> bool:
@@ -59,8 +65,3 @@ def _as_text(folder: str) -> str:
         return folder.rstrip("/")
     # Path.resolve would access the file system.
     return os.path.abspath(folder.removeprefix("file://"))  # noqa: PTH100
-
-
-def _real_path(known: str) -> str:
-    """Returns a configured folder with symbolic links resolved, as in lists of snapshots."""
-    return os.path.realpath(known.removeprefix("file://")) if _is_local(known) else known

@@ -158,7 +158,7 @@ class PushLog:
             self._number = max((number_of(path) for path in self._paths()), default=0)
             begin = None
             if start is not None:
-                begin = next((i for i in reversed(range(len(own))) if own[i].base == base), None)
+                begin = next((i for i in reversed(range(len(own))) if own[i].has_base(base)), None)
             lost = "" if own else self._other_shards(base)
             num_pushes = 0
             if begin is None:
@@ -231,7 +231,7 @@ class PushLog:
                 continue
             each = read_segment(path, self._num_shards)
             is_other = each is not None and each.header["num_shards"] != self._num_shards
-            if each is not None and is_other and each.base == base and each.num_pushes:
+            if each is not None and is_other and each.has_base(base) and each.num_pushes:
                 return (
                     f"{path} contains {each.num_pushes:,} pushes of a service with another number of "
                     "shards, or with other replicas or parameters.replication, which are not replayed; "

@@ -14,6 +14,7 @@ from typing import Any
 
 import xxhash
 
+from sparring_serve.parameters.allowed_folders import resolved_url
 from sparring_serve.wire.fields import Buffer
 
 __all__ = [
@@ -70,6 +71,10 @@ class Segment:
         previous one."""
         base: str | None = self.header["base"]
         return base
+
+    def has_base(self, url: str) -> bool:
+        """Returns whether the segment follows a snapshot, whose URL can have another form in the log."""
+        return self.base is not None and resolved_url(self.base) == resolved_url(url)
 
     @property
     def position(self) -> int:
@@ -150,7 +155,9 @@ def read_partitions(folder: Path, shard: int) -> dict[str, list[tuple[int, int]]
         if kind == RecordKind.HEADER:
             header = json.loads(payload)
             if header["base"] is not None and "partitions" in header:
-                found[header["base"]] = [(begin, end) for begin, end in header["partitions"]]
+                found[resolved_url(header["base"])] = [
+                    (begin, end) for begin, end in header["partitions"]
+                ]
     return found
 
 
