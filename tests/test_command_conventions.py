@@ -12,6 +12,7 @@ import pytest
 
 from sparring import make_plugin_manager
 from sparring_cli import CommandContext
+from sparring_cli.application import OTHER_COMMANDS
 from sparring_cli.registration import GROUPS, list_examples
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs/site"))
@@ -99,3 +100,11 @@ def test_arguments_are_in_the_order_snapshot_table_key(name: str) -> None:
     assert ranks == sorted(ranks)
     # A table is looked for in something, so it is not first, except if an option says where.
     assert found[0] != "TABLE" or name == "sparring erase" if found else True
+
+
+def test_commands_of_other_packages_are_known_without_them() -> None:
+    found: dict[str, list[str]] = {}
+    for each in MANAGER.descriptors():
+        if each.kind == "commands" and each.distribution != "sparring-cli":
+            found.setdefault(each.distribution.removeprefix("sparring-"), []).append(each.name)
+    assert {extra: tuple(sorted(names)) for extra, names in found.items()} == OTHER_COMMANDS

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sparring_cli import application
 from sparring_cli.application import main
 from sparring_testing.processes.plugin_site import Site, storage_plugin
 
@@ -59,6 +60,16 @@ def run(site: Site, capsys: pytest.CaptureFixture[str]) -> Run:
 @pytest.mark.parametrize("arguments", [["nonsense"], ["--nonsense"], ["plugins", "more"]])
 def test_wrong_usage_ends_with_2(run: Run, arguments: list[str]) -> None:
     assert run(*arguments).code == 2
+
+
+def test_a_command_of_a_package_that_is_not_installed_names_its_extra(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "OTHER_COMMANDS", {"serve": ("absent", "plugins")})
+    ending = run("absent", "--port", "1")
+    assert ending.code == 2
+    assert "run: pip install 'sparring[serve]'" in " ".join(ending.err.split())
+    assert run("plugins").code == 0
 
 
 @pytest.mark.parametrize("command", ["plugins", "doctor", "convert", "inspect"])

@@ -413,6 +413,8 @@ def test_wrong_requests_to_publish_are_rejected(run: Run) -> None:
         run.publish(itm="int8")
     with pytest.raises(InvalidArgumentError, match="cannot be stored as 'int7'"):
         run.publish(item="int7")
+    with pytest.raises(InvalidArgumentError, match="is a file, expected a folder"):
+        publish_newest(run.url, __file__, PublisherOptions({}))
     for wrong in ({"full_every": 0}, {"full_every": 99}, {"keep": 1}):
         with pytest.raises(InvalidArgumentError, match="must be"):
             run.publish(**wrong)  # type: ignore[arg-type]

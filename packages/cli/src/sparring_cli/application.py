@@ -23,6 +23,17 @@ from sparring_cli.registration import GROUPS
 __all__ = ["main", "make_application"]
 
 
+OTHER_COMMANDS = {
+    "plan": ("plan",),
+    "serve": ("lookup", "publish", "resize", "serve"),
+    "train": (
+        "blame", "config", "erase", "evaluate", "export-program", "get", "init", "look", "neighbors",
+        "predict", "recommend", "replay", "report", "skew", "train",
+    ),
+}  # fmt: skip
+"""Extra of sparring → commands that it adds."""
+
+
 class _StoppedError(Exception):
     """Raised for Ctrl-C. It bypasses typer, whose versions convert Ctrl-C to different exit
     codes."""
@@ -37,6 +48,16 @@ class _Group(TyperGroup):
             return GROUPS.index(group) if group in GROUPS else len(GROUPS)
 
         return sorted(super().list_commands(ctx), key=order)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Finds a command; if its package is not installed, the error contains the line to install it."""
+        for extra, names in OTHER_COMMANDS.items():
+            if args[0] in names and args[0] not in self.commands:
+                raise PluginError(
+                    f"the command {args[0]} needs sparring-{extra}, which is not installed; run: pip "
+                    f"install 'sparring[{extra}]'"
+                )
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

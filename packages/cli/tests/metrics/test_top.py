@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import socketserver
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -207,7 +209,6 @@ def test_a_page_with_a_token_and_tls_is_read(
 
 
 def test_page_that_is_not_of_metrics_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
-    import threading
     from http.server import BaseHTTPRequestHandler, HTTPServer
 
     class Handler(BaseHTTPRequestHandler):
@@ -226,3 +227,18 @@ def test_page_that_is_not_of_metrics_is_rejected(capsys: pytest.CaptureFixture[s
         server.shutdown()
         thread.join(30)
     assert "is not a page of metrics" in capsys.readouterr().err
+
+
+def test_a_port_of_another_protocol_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1000)
+            self.request.sendall(b"\0\0\x18\4\0\0 as gRPC\n")
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        assert main(["top", f"127.0.0.1:{server.server_address[1]}", "--once"]) == ExitCode.FAILURE
+        server.shutdown()
+        thread.join(30)
+    assert "is not HTTP" in capsys.readouterr().err

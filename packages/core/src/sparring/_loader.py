@@ -42,9 +42,10 @@ def native_failure() -> str | None:
     # A module that was built for another platform may raise any exception.
     except Exception as error:
         reason = " ".join(str(error).split())
+        lost = "tbb" if _LIBRARY in reason else "sparring"
         return (
             f"the native library of sparring cannot be loaded ({type(error).__name__}: {reason}); "
-            "install it again: pip install --force-reinstall sparring"
+            f"install it again: pip install --force-reinstall {lost}"
         )
     return None
 
@@ -57,9 +58,7 @@ def _load() -> None:
             raise
         path = _installed_library()
         if path is None:
-            raise ImportError(
-                f"sparring needs {_LIBRARY}, which was not found; run: pip install tbb"
-            ) from error
+            raise ImportError(f"sparring needs {_LIBRARY}, which was not found") from error
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         importlib.import_module("sparring._native")
 

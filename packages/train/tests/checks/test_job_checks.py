@@ -18,7 +18,7 @@ import pytest
 
 from sparring import make_plugin_manager
 from sparring_cli import JobCheck, JobRequest, main
-from sparring_train.checks import places
+from sparring_train.checks import job, places
 from sparring_train.checks.job import check_job
 from sparring_train.checks.machine import check_memory, check_port, check_versions
 from sparring_train.checks.places import check_clock, check_folder
@@ -81,6 +81,19 @@ def test_an_invalid_configuration_is_reported_with_its_lines(config: Path) -> No
     [found] = failures(config, "model.dim=-1")
     assert found.operation == "read the configuration"
     assert "model.dim" in found.found
+
+
+def test_missing_packages_are_found(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trackers = "training.trackers=[tensorboard, aim]"
+    monkeypatch.setattr(job, "find_spec", lambda name: None if name == "tensorboard" else name)
+    known, unknown = sorted(
+        failures(config, trackers, "metrics.port=0"), key=lambda each: each.fix
+    )[::-1]
+    assert known.fix.startswith("pip install 'sparring-train[tensorboard]'")
+    assert "aim" in unknown.found
+    monkeypatch.setattr(job, "find_spec", lambda _: None)
+    [found] = failures(config, "metrics.port=0")
+    assert found.fix.startswith("pip install 'sparring[metrics]'")
 
 
 def test_a_used_port_is_found() -> None:

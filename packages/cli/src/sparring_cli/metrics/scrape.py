@@ -169,6 +169,9 @@ def _read(url: str, credentials: Credentials) -> str:
             fix = "pass the token of this page with --token-file"
         elif isinstance(reason, ssl.SSLCertVerificationError):
             fix = "pass the certificate of this page with --ca-file"
+        elif isinstance(error, HTTPException):
+            reason = "the reply is not HTTP"
+            fix = "pass the address of metrics.port or server.metrics_port, not of another port"
         raise StorageIOError(f"top: reading {url} failed ({reason}); {fix}") from error
     if len(content) > _MAX_BYTES:
         raise DataError(

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import sparring_packed
 from sparring import Snapshot, latest_snapshot, open_snapshot
@@ -129,10 +130,15 @@ def publish_newest(
     Raises:
         SnapshotError: There is no snapshot, or it is damaged.
         UnknownTableError: `quantize` contains a table that is not in the snapshot.
-        InvalidArgumentError: A data type is unknown or not supported for the table.
+        InvalidArgumentError: A data type is unknown or not supported for the table, or the output is a
+            file.
         GateClosedError: The gate of the folder is closed.
         MetricLossError: Quantization makes the metric worse by more than allowed; nothing was published.
     """
+    if Path(out_url).is_file():
+        raise InvalidArgumentError(
+            f"publish: the output {os.fspath(out_url)} is a file, expected a folder; choose another one"
+        )
     gate = read_gate(out_url)
     if gate.is_closed:
         raise GateClosedError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from sparring_train.checks.places import check_clock, check_folder
 from sparring_train.config.reading.loader import load_config
 from sparring_train.config.run import RunConfig
 from sparring_train.config.sections.stream import StreamData
-from sparring_train.registered_kinds import find_stream
+from sparring_train.registered_kinds import find_stream, find_tracker
 from sparring_train.run.snapshot_folder import list_good_snapshots
 
 if TYPE_CHECKING:
@@ -48,11 +49,12 @@ def check_job(request: JobRequest, manager: PluginManager) -> Iterator[JobCheck]
             "failed",
             str(error),
             "a valid configuration",
-            "correct these lines",
+            "correct these lines, or pass the path of another file",
         )
         return
     yield JobCheck("read the configuration", "ok", request.config)
     yield check_versions()
+    yield from _check_packages(config, manager)
     if port := config.metrics.port:
         for rank in range(request.num_ranks):
             yield check_port("metrics.port", config.metrics.host, port + rank)
@@ -61,6 +63,36 @@ def check_job(request: JobRequest, manager: PluginManager) -> Iterator[JobCheck]
     yield from _check_folders(config, rows, request.world_size, manager)
     yield from _check_data(config, manager)
     yield from _check_storage(config, manager)
+
+
+def _check_packages(config: RunConfig, manager: PluginManager) -> Iterator[JobCheck]:
+    """Finds the packages of other projects that settings of the run need."""
+    needed = []
+    if config.metrics.port is not None or config.metrics.format == "prometheus":
+        needed.append(("metrics", "prometheus_client", "sparring[metrics]"))
+    for each in config.training.trackers:
+        operation = f"find the package of training.trackers: {each.kind}"
+        try:
+            package = find_tracker(each.kind, manager).package
+        except SparringError as error:
+            yield JobCheck(operation, "failed", str(error), "a known tracker", "choose another one")
+            continue
+        if package is not None:
+            needed.append(
+                (f"training.trackers: {each.kind}", package, f"sparring-train[{each.kind}]")
+            )
+    for setting, package, extra in needed:
+        operation = f"find the package of {setting}"
+        if find_spec(package) is not None:
+            yield JobCheck(operation, "ok", package)
+            continue
+        yield JobCheck(
+            operation,
+            "failed",
+            f"{package} is not installed",
+            "an installed package",
+            f"pip install '{extra}', or remove {setting}",
+        )
 
 
 def _row_bytes(config: RunConfig) -> int:

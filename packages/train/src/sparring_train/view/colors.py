@@ -57,7 +57,8 @@ def read_colors(path: Path, column: str) -> Colors:
             csv.read_csv(path) if path.suffix.lower() == ".csv" else parquet.read_table(path)
         )
     except (OSError, pyarrow.ArrowException) as error:
-        raise _error(path, f"reading it as CSV or Parquet failed: {error}") from error
+        fix = "pass the path of a CSV or Parquet file"
+        raise _error(path, f"reading it as CSV or Parquet failed: {error}; {fix}") from error
     names = table.column_names
     if names.count(column) != 1 or names[0] == column:
         listed = ", ".join(names[1:]) or "nothing"
