@@ -180,9 +180,13 @@ def run_job(
                 if package == "core":
                     break
                 continue
-            if package in ("core", "packed"):
+            # Headers with a new time would let all packages that use them be compiled again.
+            installed = folder / "env" / f"{package}.sha256"
+            is_new = not installed.exists() or installed.read_text() != hash_file(wheel)
+            if package in ("core", "packed") and is_new:
                 install = ("install", "--quiet", "--no-deps", "--force-reinstall", str(wheel))
                 session.run(*pip, *install, external=True, silent=True)
+                installed.write_text(hash_file(wheel))
             job.made.append(repair(session, job, wheel))
 
 
