@@ -201,7 +201,7 @@ class TableData(ColumnSettings):
         ge=1,
         le=4096,
         description="Number of row groups that are read at a time, over all ranks. More ranks than this "
-        "share row groups. The rows of a step depend on it. Each needs up to 3 MB per column of local "
+        "share row groups. The rows of a step depend on it. Each needs up to 5 MB per column of local "
         "Parquet files.",
     )
     dictionary: bool = Field(
