@@ -122,22 +122,26 @@ class ParquetRows:
         stored = {found[name]: name for name in columns if isinstance(found[name], str)}
         constants = {name: found[name] for name in columns if not isinstance(found[name], str)}
         begin, position = group.first_row - 1, group.position
-        for read in opened.iter_batches(
-            batch_size=block_rows, row_groups=[group.group], columns=list(stored)
-        ):
-            first_row, end = begin + 1, begin + read.num_rows
+
+        def convert(read: Any) -> RawRows:
+            nonlocal begin, position
+            end = begin + read.num_rows
             block = _without(read, _between(file.deleted, begin, end) - begin)
-            begin = end
-            if not block.num_rows:
-                continue
             arrays = {
                 stored[name]: without_views(array)
                 for name, array in zip(block.schema.names, block.columns, strict=True)
             }
             for name, value in constants.items():
                 arrays[name] = _repeated(value, block.num_rows)
-            yield RawRows(file.name, first_row, position, block.num_rows, arrays)
-            position += block.num_rows
+            rows = RawRows(file.name, begin + 1, position, block.num_rows, arrays)
+            begin, position = end, position + block.num_rows
+            return rows
+
+        read = opened.iter_batches(
+            batch_size=block_rows, row_groups=[group.group], columns=list(stored)
+        )
+        # Without blocks whose rows are all deleted. Does not hold a block after it was yielded.
+        yield from filter(len, map(convert, read))
 
     def _open(self, number: int, columns: Sequence[str]) -> Any:
         stored = [self._columns[number][name] for name in columns]

@@ -167,17 +167,24 @@ def blocks(
             is_good = np.concatenate(
                 [np.ones(len(of), np.bool_) if each is None else each for each, of in masks]
             )[places]
-        return _take(ColumnBatch.joined(batches), places, is_good)
+        joined = ColumnBatch.joined(batches)
+        for kept in (batches, chosen, good):
+            kept.clear()
+        return _take(joined, places, is_good)
 
-    for each in rows:
+    def add(each: RawRows) -> int:
         batch, is_good = decoder.decode(each)
         batches.append(batch)
         chosen.append(split.is_in(part, each))
         good.append(is_good)
-        held += len(batch)
+        return len(batch)
+
+    # While a lane waits for its next turn, no variable refers to the rows of its last block.
+    for num_added in map(add, rows):
+        held += num_added
         if held >= block_rows:
             yield block()
-            batches, chosen, good, held = [], [], [], 0
+            held = 0
             number += 1
     if batches:
         yield block()
