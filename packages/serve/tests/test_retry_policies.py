@@ -11,6 +11,7 @@ from sparring_serve.client.replicas import ReplicaOrder
 from sparring_serve.client.rounds import (
     ONE_RECONNECT,
     PATIENT,
+    UNTIL_A_LEADER_ANSWERED,
     UNTIL_ANSWERED,
     RetryPolicy,
     Rounds,
@@ -94,3 +95,12 @@ def test_a_shard_calls_another_again_only_to_reconnect_and_only_once(
     transport, outcomes = run(ONE_RECONNECT, lambda _: outcome)
     assert [each.waits for _, each in transport.sent] == waits
     assert outcomes == [outcome]
+
+
+@pytest.mark.parametrize("leader", [Outcome(None, "UNAVAILABLE", "no follower"), REFUSAL])
+def test_a_failed_push_reports_the_reasons_of_all_replicas(leader: Outcome) -> None:
+    transport = ScriptedTransport(lambda send: CUT if send.address == "a" else leader)
+    rounds = Rounds("Push", [(0, b"")], lambda *_: None, UNTIL_A_LEADER_ANSWERED)
+    run_steps(rounds.run([("a", "b")], ReplicaOrder(), transport.clock, 8.0), transport)
+    message = f"a: connection refused; b: {leader.message}"
+    assert rounds.outcomes() == [Outcome(None, leader.status, message)]

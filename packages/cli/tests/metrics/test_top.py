@@ -169,6 +169,17 @@ def test_errors_name_the_fix(
     assert "metrics.port" in message
 
 
+def test_an_unreachable_page_is_shown_with_the_others(
+    start: Callable[..., Process], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost, server = start(), start()
+    server.serve(0.01)
+    lost.exporter.close()
+    found = view(lost, server, capsys=capsys)["processes"]
+    assert "failed" in found[0]["error"]
+    assert found[1]["serving"]["version_step"] == 700
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 def test_a_page_with_a_token_and_tls_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -108,6 +108,21 @@ def test_a_failed_push_is_repeated_by_its_token(
     assert_same_rows(shards, one_process.rows(IDS))
 
 
+@pytest.mark.parametrize("changed", [{"update_method": "sgd"}, {"dim": 8}])
+def test_pushes_to_shards_with_different_declarations_are_rejected(
+    make_shards: MakeShards, changed: dict[str, Any]
+) -> None:
+    shards = make_shards(2)
+    tables = {**TABLES, "item": TABLES["item"] | changed}
+    other = make_shards(2, tables=tables).services
+    shards.services["shard:1"], other["shard:1"] = other["shard:1"], shards.services["shard:1"]
+    with shards.client() as client:
+        gradients = made_gradients(0)
+        with pytest.raises(InvalidArgumentError, match=r"'item' differently: .*in shards \[2\]"):
+            client.push(gradients)
+        client.push({"user": gradients["user"]}, wait="applied")
+
+
 def test_a_full_queue_rejects_pushes_and_drops_nothing(
     make_shards: MakeShards, one_process: OneProcess
 ) -> None:

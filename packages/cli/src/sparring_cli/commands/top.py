@@ -68,20 +68,19 @@ def top(
     credentials = Credentials.read(token_file, ca_file)
     complete = [complete_url(each, is_encrypted=ca_file is not None) for each in urls]
     pages = [_Page(each, credentials) for each in dict.fromkeys(complete)]
-    for page in pages:
-        page.read()
+    errors = [page.try_read() for page in pages]
+    if errors[0] is not None and all(errors):
+        raise errors[0]
     if once or as_json:
         time.sleep(every)
-        for page in pages:
-            page.read()
-        state = describe_job([page.describe() for page in pages])
+        state = describe_job([page.read_or_report() for page in pages])
         if as_json:
             print_json(state.as_dict())
         else:
             make_console().print(_render(state))
         return
     console = make_console()
-    state = describe_job([page.describe() for page in pages])
+    state = describe_job([page.read_or_report() for page in pages])
     view = Live(_render(state), console=console, auto_refresh=False, screen=console.is_terminal)
     # Ctrl-C is how the user leaves.
     with suppress(KeyboardInterrupt), view as live:
@@ -115,15 +114,18 @@ class _Page:
         if self._newest is None or repr(found.values) != repr(self._newest.values):
             self._older, self._newest = self._newest, found
 
-    def read_or_report(self) -> ProcessState:
-        """Reads the page, and returns the state or the error."""
+    def try_read(self) -> SparringError | None:
+        """Reads the page, and returns the error, if any."""
         try:
             self.read()
         except SparringError as error:
-            return ProcessState(self.url, error=str(error))
-        return self.describe()
+            return error
+        return None
 
-    def describe(self) -> ProcessState:
+    def read_or_report(self) -> ProcessState:
+        """Reads the page, and returns the state or the error."""
+        if (error := self.try_read()) is not None:
+            return ProcessState(self.url, error=str(error))
         assert self._newest is not None
         return describe_process(self.url, Interval(self._newest, self._older))
 

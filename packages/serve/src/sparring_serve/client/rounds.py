@@ -10,7 +10,7 @@ deadline. Lookups, pushes and saves have a different `RetryPolicy`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -268,12 +268,12 @@ class Rounds:
         ]
 
     def outcomes(self) -> list[Outcome | None]:
-        """Returns the failures of calls to one replica each; None if the call succeeded or was not
-        sent in time."""
-        return [
-            None if each.is_done else next(iter(each.reasons.values()), None)
-            for each in self._calls
-        ]
+        """Returns the failures of calls; None if the call succeeded or was not sent in time.
+
+        If several replicas failed, the message lists all of them, and the status is a rejection if there
+        is one.
+        """
+        return [None if each.is_done else _combined(each.reasons) for each in self._calls]
 
     def has_lost_version(self) -> bool:
         """Returns whether a replica does not have the requested version, or does not have it yet."""
@@ -320,3 +320,13 @@ class Rounds:
             "FAILED_PRECONDITION",
         ):
             raise make_status_error(send.address, outcome)
+
+
+def _combined(reasons: Mapping[str, Outcome]) -> Outcome | None:
+    if len(reasons) < 2:
+        return next(iter(reasons.values()), None)
+    chosen = min(reasons.values(), key=is_replica_failure)
+    listed = "; ".join(
+        f"{place}: {each.message or each.status}" for place, each in sorted(reasons.items())
+    )
+    return replace(chosen, message=listed)

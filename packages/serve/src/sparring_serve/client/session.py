@@ -88,6 +88,17 @@ class Description:
         """Table → data type of its stored rows."""
         return {each.name: each.dtype for each in next(iter(self.shards.values())).tables}
 
+    @cached_property
+    def declarations(self) -> dict[str, dict[str, list[int]]]:
+        """Table that learns → dim and update method → shards with this declaration, from 1."""
+        found: dict[str, dict[str, list[int]]] = {}
+        for shard, answer in self.shards.items():
+            dims = {each.name: each.dim for each in answer.tables}
+            for each in answer.parameters.tables:
+                declared = f"dim {dims[each.table]}, {each.update_method}"
+                found.setdefault(each.table, {}).setdefault(declared, []).append(shard + 1)
+        return found
+
     def fastest_dtype(self, tables: Sequence[str]) -> RowDtype:
         """Returns the data type in which a pull from these tables is fastest over loopback.
 

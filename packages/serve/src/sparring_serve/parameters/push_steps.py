@@ -426,7 +426,7 @@ def raise_failed(
     if is_refused and not done:
         raise make_status_error(shards.shards[shard][0], first)
     listed = "; ".join(
-        f"shard {shard + 1} at {shards.shards[shard][0]}: {each.status} {each.message}".rstrip()
+        f"shard {shard + 1} at {' or '.join(shards.shards[shard])}: {each.status} {each.message}".rstrip()
         for shard, each in reasons.items()
     )
     others = f"; shards {', '.join(str(each + 1) for each in done)} succeeded" if done else ""
@@ -446,6 +446,13 @@ def _checked(given: Mapping[str, TablePush], description: Description) -> list[_
         if table not in methods:
             raise UnknownTableError(
                 f"push: table {table!r} is not served; {format_suggestion(table, dims)}",
+                table=table,
+            )
+        if len(declared := description.declarations[table]) > 1:
+            listed = "; ".join(f"{what} in shards {at}" for what, at in declared.items())
+            raise InvalidArgumentError(
+                f"push: shards declare table {table!r} differently: {listed}; no row was changed. Start "
+                "all servers with the same parameters.tables",
                 table=table,
             )
         part = _part(table, each, dims[table], methods[table].update_method)
