@@ -370,6 +370,21 @@ def test_the_client_for_asyncio_loads_tables_by_their_names(
     assert_same_rows(shards, one_process.rows(IDS))
 
 
+def test_a_save_after_a_table_was_added_is_the_newest_snapshot(
+    make_shards: MakeShards, tmp_path: Path
+) -> None:
+    saved = make_shards(1, folders=[str(tmp_path)], tables={"item": TABLES["item"]})
+    with saved.client() as client:
+        for seed in range(3):
+            client.push({"item": made_gradients(seed)["item"]}, wait="applied")
+        client.save("before")
+    with make_shards(2, folders=[str(tmp_path)]).client() as client:
+        client.load("before", tables=["item"])
+        client.push(made_gradients(3), wait="applied")
+        client.save("after")
+    assert list_snapshots(str(tmp_path))[-1].endswith("after")
+
+
 async def _load_for_asyncio(shards: Shards, name: str, tables: list[str]) -> None:
     transport = AsyncOf(FaultyTransport(shards.services))
     async with AsyncParameterClient(shards.map, transport=transport) as client:

@@ -9,7 +9,9 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LookupReply", "ReplyVersion", "RowStatus"]
+from sparring_serve.wire.messages import DescribeReply
+
+__all__ = ["LookupReply", "ReplyVersion", "RowStatus", "find_declarations"]
 
 
 class RowStatus(IntEnum):
@@ -83,3 +85,14 @@ class LookupReply:
     def is_complete(self) -> bool:
         """Whether replicas returned all rows."""
         return all(bool(each.all()) for each in self.answered.values())
+
+
+def find_declarations(shards: Mapping[int, DescribeReply]) -> dict[str, dict[str, list[int]]]:
+    """Returns for each table that learns: dim and update method → shards that declare it so."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for shard, reply in shards.items():
+        dims = {each.name: each.dim for each in reply.tables}
+        for each in reply.parameters.tables:
+            declared = f"dim {dims[each.table]}, {each.update_method}"
+            found.setdefault(each.table, {}).setdefault(declared, []).append(shard + 1)
+    return found

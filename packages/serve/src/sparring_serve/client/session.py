@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from sparring.adapter import dedup, format_suggestion
 from sparring.errors import InvalidArgumentError, SparringError, UnknownTableError
-from sparring_serve.client.answer import LookupReply
+from sparring_serve.client.answer import LookupReply, find_declarations
 from sparring_serve.client.arguments import (
     check_ids,
     check_seconds,
@@ -90,14 +90,7 @@ class Description:
 
     @cached_property
     def declarations(self) -> dict[str, dict[str, list[int]]]:
-        """Table that learns → dim and update method → shards with this declaration, from 1."""
-        found: dict[str, dict[str, list[int]]] = {}
-        for shard, answer in self.shards.items():
-            dims = {each.name: each.dim for each in answer.tables}
-            for each in answer.parameters.tables:
-                declared = f"dim {dims[each.table]}, {each.update_method}"
-                found.setdefault(each.table, {}).setdefault(declared, []).append(shard + 1)
-        return found
+        return find_declarations(self.shards)
 
     def fastest_dtype(self, tables: Sequence[str]) -> RowDtype:
         """Returns the data type in which a pull from these tables is fastest over loopback.

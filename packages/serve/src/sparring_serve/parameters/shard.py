@@ -189,7 +189,8 @@ class ParameterShard:
     def _start_error(self, url: str, error: SparringError) -> SnapshotError:
         return SnapshotError(
             f"cannot start with parameters.start={self.config.start}, {url}: {error}. Set "
-            "parameters.start to another snapshot, or to null to start without rows",
+            "parameters.start to another snapshot, or to null to start without rows and load some tables "
+            "with ParameterClient.load",
             url=url,
         )
 
@@ -472,8 +473,8 @@ class ParameterShard:
 
         Args:
             url: URL of the snapshot.
-            tables: Load only the rows of these tables. Push tokens and the number of pushes are
-                loaded if these are all tables, and do not change otherwise. Empty loads everything.
+            tables: Load only the rows of these tables. Push tokens are loaded if these are all
+                tables, and do not change otherwise. Empty loads everything.
 
         Raises:
             SparringError: As in `StepContainer.load`.
@@ -486,10 +487,12 @@ class ParameterShard:
             for name in tables or self._steps:
                 found = [each[name] for each in steps if name in each]
                 self._steps[name] = max(found, default=snapshot.step)
-            if not tables or set(tables) == set(self._steps):
-                # Snapshots of ranks, and those of older releases, contain no number of pushes.
-                pushes = max((each.get("pushes", 0) for each in saved), default=0) or snapshot.step
+            # Snapshots of ranks, and those of older releases, contain no number of pushes.
+            pushes = max((each.get("pushes", 0) for each in saved), default=0) or snapshot.step
+            is_all = not tables or set(tables) == set(self._steps)
+            if is_all or pushes > self.steps:  # so that the next save is newer than this snapshot
                 self._steps_before = pushes - self._container.counters.steps
+            if is_all:
                 self.windows.load([each["clients"] for each in saved])
             return loaded
 
