@@ -150,7 +150,8 @@ class RedisConnection:
             self._connection.disconnect()
         # Objects of redis-py refer to each other in cycles. Otherwise, the buffer of 256 KiB would remain
         # until a collection of all objects, which is rare in a process with many objects.
-        self._connection._parser._buffer = None
+        with contextlib.suppress(AttributeError):  # another version may have another private name
+            self._connection._parser._buffer = None
 
 
 def encode_command(words: Sequence[bytes | str | int]) -> bytes:
