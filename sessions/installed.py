@@ -11,6 +11,7 @@ import nox
 from sessions.builds import DIST, find_program
 from sessions.environments import (
     FAMILY,
+    OLDEST_TENSORFLOW_NEEDS,
     PACKAGES,
     ROOT,
     TENSORFLOW_RELEASES,
@@ -94,7 +95,8 @@ def run_cell(session: nox.Session, cell: Cell) -> str:
     rows = "".join(f"{n % 7},{n % 11},{n % 3 // 2}\n" for n in range(400))
     try:
         wheels = choose_wheels(DIST, f"sparring[{cell.extras}]", cell.python)
-        python = environment(session, folder, *wheels, cell.framework, program=program)
+        more = (OLDEST_TENSORFLOW_NEEDS,) if cell.framework == OLDEST_TENSORFLOW else ()
+        python = environment(session, folder, *wheels, cell.framework, *more, program=program)
         work = folder / "work"
         work.mkdir()
         (work / "clicks.csv").write_text(f"user,item,clicked\n{rows}")

@@ -10,6 +10,7 @@ from sessions.environments import (
     BUILD_TOOLS,
     FIND_NVCC,
     GPU_OPTION,
+    OLDEST_TENSORFLOW_NEEDS,
     PACKAGES,
     ROOT,
     TENSORFLOW_RELEASES,
@@ -76,6 +77,8 @@ def tensorflow_releases(session: nox.Session) -> None:
     for release in chosen:
         folder = Path(session.virtualenv.location) / f"tensorflow-{release}"
         needed = [f"tensorflow-cpu=={release}", "pytest", "hypothesis"]
+        if release == TENSORFLOW_RELEASES[0]:
+            needed.append(OLDEST_TENSORFLOW_NEEDS)
         python = environment(session, folder, *needed, *map(str, wheels.glob("*.whl")))
         session.run(
             python, "-m", "pytest", "packages/framework-tf/tests", external=True,
