@@ -51,8 +51,9 @@ class _Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Finds a command; if its package is not installed, the error contains the line to install it."""
+        registered = {each.name for each in get_command_context(ctx).plugin_manager.commands()}
         for extra, names in OTHER_COMMANDS.items():
-            if args[0] in names and args[0] not in self.commands:
+            if args[0] in names and args[0] not in registered:
                 raise PluginError(
                     f"the command {args[0]} needs sparring-{extra}, which is not installed; run: pip "
                     f"install 'sparring[{extra}]'"
