@@ -15,6 +15,7 @@ import pytest
 
 from sparring.errors import InvalidArgumentError
 from sparring_cli import ExitCode, MetricRegistry, MetricsAccess, MetricsExporter, main
+from sparring_cli.metrics.job_state import describe_process
 from sparring_cli.metrics.scrape import Interval, Scrape, complete_url, scrape
 
 STEP = ("lookup", "dense", "exchange", "update")
@@ -103,8 +104,6 @@ def test_even_ranks_are_not_blamed(
 
 
 def test_only_the_time_between_two_readings_counts(start: Callable[..., Process]) -> None:
-    from sparring_cli.metrics.job_state import describe_process
-
     process = start(0)
     process.train(1_000, 0.1, 0.1, 0.1, 0.1)
     process.serve(*[4.0] * 1_000)
@@ -121,6 +120,37 @@ def test_only_the_time_between_two_readings_counts(start: Callable[..., Process]
     assert found.serving.p99_seconds == pytest.approx(0.175, abs=0.076)
     assert found.serving.found_share == 0.75
     assert (found.serving.failed, found.serving.version_step) == (0, 700)
+
+
+@pytest.mark.parametrize(
+    ("is_leader", "role", "followers"),
+    [(1, "leader", 2), (0, "follower", None), (None, None, None)],
+)
+def test_pushes_and_replicas_of_tables_that_learn_are_shown(
+    start: Callable[..., Process],
+    capsys: pytest.CaptureFixture[str],
+    is_leader: int | None,
+    role: str | None,
+    followers: int | None,
+) -> None:
+    process = start()
+    values = {"pushed_steps": 500, "pushes_waiting": 7, "pushes_lost": 1}
+    if is_leader is not None:
+        values |= {"is_leader": is_leader, "followers_in_sync": 2, "follower_lag_records": 3}
+    for name, value in values.items():
+        process.registry.gauge(f"sparring_serving_{name}", name).set(value)
+    before = scrape(process.url)
+    process.registry.gauge("sparring_serving_pushed_steps", "pushed_steps").set(530)
+    after = scrape(process.url)
+    found = describe_process(process.url, Interval(after, before)).learning
+    assert found is not None
+    assert found.pushes_per_second == pytest.approx(30 / (after.time - before.time))
+    assert (found.role, found.followers_in_sync) == (role, followers)
+    assert (found.pushes_waiting, found.are_pushes_lost) == (7, True)
+    assert main(["top", process.url, "--every", "0.1", "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert "Tables that learn" in shown
+    assert (role or "") in shown
 
 
 def test_counters_of_a_restarted_process_count_from_its_start() -> None:

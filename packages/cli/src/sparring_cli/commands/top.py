@@ -142,6 +142,9 @@ def _render(state: JobState) -> RenderableType:
     served = [each for each in processes if each.serving is not None]
     if served:
         shown.append(_serving_table(served))
+    learning = [each for each in processes if each.learning is not None]
+    if learning:
+        shown.append(_learning_table(learning))
     rates = [(each, *found) for each in processes for found in each.hit_rates.items()]
     if rates:
         table = Table(
@@ -202,6 +205,31 @@ def _serving_table(processes: Sequence[ProcessState]) -> Table:
             _memory(each),
         )
     return table
+
+
+def _learning_table(processes: Sequence[ProcessState]) -> Table:
+    table = Table(title="Tables that learn", title_justify="left")
+    names = ("process", "role", "pushes/s", "waiting", "followers in sync", "lag", "pushes lost")
+    for name in names:
+        table.add_column(name, justify="left" if name in ("process", "role") else "right")
+    for each in processes:
+        found = each.learning
+        assert found is not None
+        table.add_row(
+            Text(_name(each)),
+            found.role or "",
+            "" if found.pushes_per_second is None else f"{found.pushes_per_second:,.1f}",
+            _count(found.pushes_waiting),
+            _count(found.followers_in_sync),
+            _count(found.follower_lag_records),
+            "yes" if found.are_pushes_lost else "no",
+            style="bold red" if found.are_pushes_lost else None,
+        )
+    return table
+
+
+def _count(number: float | None) -> str:
+    return "" if number is None else f"{number:,.0f}"
 
 
 def _name(process: ProcessState) -> str:

@@ -43,6 +43,27 @@ class ServingState:
 
 
 @dataclass(frozen=True, slots=True)
+class LearningState:
+    """Pushes to a shard of tables that learn.
+
+    Args:
+        pushes_per_second: Rate of applied pushes; None if only one reading is known.
+        pushes_waiting: Number of pushes in the queue.
+        role: ``leader`` or ``follower``; None for a shard without replicas.
+        followers_in_sync: Number of followers of a leader that have every acknowledged push.
+        follower_lag_records: Records that the slowest follower of a leader does not have.
+        are_pushes_lost: Whether acknowledged pushes may be missing.
+    """
+
+    pushes_per_second: float | None
+    pushes_waiting: float | None
+    role: str | None
+    followers_in_sync: float | None
+    follower_lag_records: float | None
+    are_pushes_lost: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessState:
     """State of one process.
 
@@ -59,6 +80,7 @@ class ProcessState:
         memory_limit_bytes: Limit of the memory.
         lag_seconds: Lag of a stream → median and 99th percentile.
         serving: State of a server.
+        learning: Pushes to a shard of tables that learn.
     """
 
     url: str
@@ -73,6 +95,7 @@ class ProcessState:
     memory_limit_bytes: float | None = None
     lag_seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
     serving: ServingState | None = None
+    learning: LearningState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +149,7 @@ def describe_process(url: str, interval: Interval) -> ProcessState:
             if (found := interval.quantiles(f"sparring_stream_{name}_seconds", 0.5, 0.99))
         },
         serving=_serving(interval),
+        learning=_learning(interval),
     )
 
 
@@ -161,6 +185,24 @@ def _serving(interval: Interval) -> ServingState | None:
         failed=sum(count for (code,), count in calls.items() if code != "OK"),
         staleness_seconds=interval.gauge("sparring_serving_staleness_seconds"),
         version_step=step,
+    )
+
+
+def _learning(interval: Interval) -> LearningState | None:
+    pushes = interval.increase("sparring_serving_pushed_steps")
+    if pushes is None:
+        return None
+    is_leader = interval.gauge("sparring_serving_is_leader")
+    role = None if is_leader is None else "leader" if is_leader else "follower"
+    followers = interval.gauge("sparring_serving_followers_in_sync")
+    lag = interval.gauge("sparring_serving_follower_lag_records")
+    return LearningState(
+        pushes_per_second=max(0.0, pushes) / interval.seconds if interval.seconds else None,
+        pushes_waiting=interval.gauge("sparring_serving_pushes_waiting"),
+        role=role,
+        followers_in_sync=followers if is_leader else None,
+        follower_lag_records=lag if is_leader else None,
+        are_pushes_lost=bool(interval.gauge("sparring_serving_pushes_lost")),
     )
 
 
