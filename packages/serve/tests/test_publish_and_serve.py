@@ -654,7 +654,7 @@ def test_another_dtype_publishes_the_newest_snapshot_again(
     ("options", "said"),
     [
         (["--shard", "2/8"], "the configuration has 1 shards; list the replicas of 8"),
-        (["--shard", "0/1"], "must be the shard and the number of shards, such as 2/8"),
+        (["--shard", "0/1"], "must be a shard from 1 to the number of shards"),
         (["--replica", "2"], "shard 1 has 1 replicas under `shards`; add its address there"),
         (["server.adress=a:1"], "did you mean address"),
         (["server.address=a"], "must be host:port"),

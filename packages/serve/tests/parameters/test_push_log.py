@@ -333,7 +333,7 @@ def test_push_log_sync_milliseconds_of_0_syncs_each_push(
 
 def test_a_log_belongs_to_one_process(tmp_path: Path) -> None:
     log = PushLog(tmp_path, 0, 1, 1 << 20, 0)
-    with pytest.raises(StorageIOError, match=r"used by another process.*parameters.push_log"):
+    with pytest.raises(StorageIOError, match=r"another process.*same shard.*parameters.push_log"):
         PushLog(tmp_path, 0, 1, 1 << 20, 0)
     log.close()
 

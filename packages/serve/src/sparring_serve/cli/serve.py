@@ -146,7 +146,8 @@ def _shard(text: str, config: ServingConfig) -> int:
     num_shards = len(config.shards)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(
-            f"--shard: must be the shard and the number of shards, such as 2/8, found {text!r}"
+            f"--shard: must be a shard from 1 to the number of shards, and that number, such as 2/8; "
+            f"found {text!r}"
         )
     # This is the default, so the shard was not specified.
     if text == "1/1" and num_shards > 1:

@@ -120,7 +120,10 @@ class PushLog:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
-            raise self._failed("is used by another process", error) from error
+            raise StorageIOError(
+                f"push log {folder}/{self._stem} is used by another process; if that is a server of the "
+                "same shard, use or stop it, otherwise set parameters.push_log to another folder"
+            ) from error
 
     def _failed(self, what: str, error: OSError) -> StorageIOError:
         return StorageIOError(
