@@ -465,6 +465,14 @@ def test_contradictory_sections_are_all_reported() -> None:
     assert list(places_and_problems(text)) == ["1:14", "4:26"]
 
 
+def test_a_section_that_contradicts_itself_without_its_unknown_key_is_not_checked_further() -> None:
+    text = (
+        "data: {kind: table, path: a.csv, label: y, categorical: [u], required: [v], other: 1}\n"
+        "model: {kind: dlrm}\n"
+    )
+    assert list(places_and_problems(text)) == ["1:77"]
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing\.yaml: .*found no such file"):
         load_config(tmp_path / "missing.yaml")

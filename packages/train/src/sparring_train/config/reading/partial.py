@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -36,13 +37,17 @@ def keep_valid_part(
 def keep_valid_sections(
     kind: type[RunConfig], value: Mapping[str, Any], error: ValidationError
 ) -> dict[str, Any]:
-    """Returns the valid sections of a run by name, with defaults."""
+    """Returns the valid sections of a run by name, with defaults.
+
+    Without its unknown keys, a section may still contradict itself; such a section is not valid either.
+    """
     part = keep_valid_part(kind, value, error)
     sections = {}
     for name, field in kind.model_fields.items():
         if name in part:
             annotation: Any = Annotated[field.annotation, field]
-            sections[name] = TypeAdapter[Any](annotation).validate_python(part[name])
+            with suppress(ValidationError):
+                sections[name] = TypeAdapter[Any](annotation).validate_python(part[name])
         elif name not in value and not field.is_required():
             sections[name] = field.get_default(call_default_factory=True)
     return sections
