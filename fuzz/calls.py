@@ -102,7 +102,7 @@ class CallsTarget:
         self._look()
 
     def _look(self) -> None:
-        if self._check(self._probe, timeout=20) != b"\x08\x01":
+        if self._probe_server() != b"\x08\x01":
             raise AssertionError("the server is not healthy")
         end = time.monotonic() + 10
         while self._is_busy():
@@ -110,6 +110,18 @@ class CallsTarget:
                 raise AssertionError("a call occupies a thread long after the longest deadline")
             time.sleep(0.001)
         self._failures.check()
+
+    def _probe_server(self) -> Any:
+        import grpc
+
+        for _ in range(4):
+            try:
+                return self._check(self._probe, timeout=20)
+            except grpc.RpcError as error:
+                # The server cancels a probe whose message takes more than a second, as on a busy machine.
+                if error.code() is not grpc.StatusCode.CANCELLED:
+                    raise
+        return self._check(self._probe, timeout=20)
 
     def _is_busy(self) -> bool:
         server = self._server
