@@ -131,6 +131,36 @@ def test_a_killed_shard_resumes_from_its_log_and_no_client_notices(
         client.save("b", deadline_seconds=60)
 
 
+def test_a_server_that_restarts_continues_with_an_older_snapshot_that_was_loaded(
+    make_service: Any, one_process: OneProcess
+) -> None:
+    service = make_service(2)
+    with service.client() as client:
+        for seed in range(4):
+            client.push(made_gradients(seed), deadline_seconds=60)
+            if seed < 2:
+                one_process.push(made_gradients(seed))
+            if seed in (1, 3):
+                client.save(f"before-{seed}", deadline_seconds=60)
+        client.load("before-1", deadline_seconds=60)
+        for number, seed in enumerate((4, 5)):
+            client.push(made_gradients(seed), deadline_seconds=60)
+            one_process.push(made_gradients(seed))
+            service.restart(number)
+            service.restart(number)
+            assert_same_rows(client, one_process)
+            if number == 0:
+                client.save("after", deadline_seconds=60)  # its step is lower than that of before-3
+        assert not any(each.changes.shard.lost for each in service.servers)
+        client.push(made_gradients(6), deadline_seconds=60)
+        client.save("newest", deadline_seconds=60)
+        service.restart(1)
+        assert service.servers[1].changes.shard.began_with.endswith("newest")
+        client.load("newest", deadline_seconds=60)
+        service.restart(0)
+        assert service.servers[0].changes.shard.superseded == ""
+
+
 def test_a_committed_save_truncates_the_log(make_service: Any) -> None:
     service = make_service(1)
     log = service.config.parameters.push_log_folder

@@ -103,6 +103,8 @@ class PushLog:
         """Whether pushes that do not fit are rejected, instead of not being logged."""
         self._segments: list[Segment] = []
         self.reader = LogReader()
+        self.superseded = ""
+        """Newest snapshot when an older one was loaded; `parameters.start: newest` does not choose it."""
         self.partitions: list[tuple[int, int]] | None = None
         """Ranges of partitions of the shard, for the headers of segments; None if they never change."""
         self._number = 0
@@ -180,6 +182,7 @@ class PushLog:
                 self._segments = own[begin:]
                 self.position = last.position + last.num_pushes
                 self.epoch = last.header.get("epoch", 0)
+                self.superseded = last.header.get("superseded", "")
             self.epoch = -1 if lost else self.epoch
             self.begin(base if begin is None else None)
         except OSError as error:
@@ -325,6 +328,8 @@ class PushLog:
         }
         if self.partitions is not None:
             header["partitions"] = self.partitions
+        if self.superseded:
+            header["superseded"] = self.superseded
         payload = json.dumps(header).encode()
         content = MAGIC + head_of(RecordKind.HEADER, payload) + payload
         try:

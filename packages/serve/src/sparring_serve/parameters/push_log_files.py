@@ -161,6 +161,26 @@ def read_partitions(folder: Path, shard: int) -> dict[str, list[tuple[int, int]]
     return found
 
 
+def read_followed(folder: Path, shard: int, num_shards: int) -> tuple[str, list[str]]:
+    """Returns the newest snapshot at the time when an older one was loaded, or an empty string; and the
+    snapshots that segments of a shard follow, in their order.
+
+    Args:
+        folder: Folder of the log.
+        shard: Number of the shard, from 0.
+        num_shards: Number of shards of the service; 0 if it can change.
+    """
+    superseded, followed = "", []
+    for path in sorted(folder.glob(f"{stem_of(shard, num_shards)}.*.log")):
+        kind, payload = next(read_records(path), (None, b""))
+        if kind == RecordKind.HEADER:
+            header = json.loads(payload)
+            superseded = resolved_url(header.get("superseded", ""))
+            if header["base"]:
+                followed.append(resolved_url(header["base"]))
+    return superseded, followed
+
+
 def number_of(path: Path) -> int:
     """Returns the number of a segment."""
     return int(path.suffixes[-2][1:])

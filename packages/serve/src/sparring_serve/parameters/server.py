@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparring.errors import ConfigError
 from sparring_serve.client.grpc_transport import GrpcTransport
 from sparring_serve.config import ServingConfig
-from sparring_serve.parameters.push_log_files import read_partitions
+from sparring_serve.parameters.push_log_files import read_followed, read_partitions
 from sparring_serve.parameters.service import ParameterService
 from sparring_serve.parameters.shard import ParameterShard
 from sparring_serve.replication.owner import ReplicaPlace, shard_key
@@ -64,6 +64,8 @@ def open_parameter_server(
     tables = ParameterShard(declared, position, can_move=maps is not None)
     if maps is not None:
         tables.began_partitions = read_partitions(declared.push_log_folder, shard)
+    num_shards = 0 if maps is not None else position.shards.num_shards
+    tables.superseded, tables.followed = read_followed(declared.push_log_folder, shard, num_shards)
     if len(config.shards[shard]) > 1 and (kept := tables.persistent_tables()):
         tables.close()
         raise ConfigError(

@@ -33,7 +33,7 @@ from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_window import WIDTH, Token, Verdict
 from sparring_serve.parameters.scheduled_saves import ScheduledSaves
 from sparring_serve.parameters.shard import Gradients, ParameterShard
-from sparring_serve.parameters.snapshots import ShardSnapshots
+from sparring_serve.parameters.snapshots import ShardSnapshots, find_superseded
 from sparring_serve.replication.owner import ReplicaPlace
 from sparring_serve.replication.shard_replication import ShardReplication
 from sparring_serve.replication.store import CoordinationStore
@@ -255,6 +255,8 @@ class ParameterService:
         if record.kind == RecordKind.HEADER:
             header = json.loads(bytes(record.payload))
             base, is_load = header["base"], header["is_load"]
+            if is_load:
+                log.superseded = find_superseded(self.shard.config.folders[0], base)
             log.begin(base, is_load=is_load, is_record=True)
             if is_load:
                 self.queue.call(lambda: self._load_for_leader(base))

@@ -39,6 +39,7 @@ from sparring.errors import (
     UnsupportedError,
 )
 from sparring_serve.declaration import ParametersConfig
+from sparring_serve.parameters.allowed_folders import resolved_url
 from sparring_serve.parameters.push_log import new_incarnation
 from sparring_serve.parameters.push_window import PushWindows, Token, Verdict
 from sparring_serve.parameters.saved_methods import read_method_steps
@@ -131,6 +132,10 @@ class ParameterShard:
             self.moved.describe(position.shards)
         self.began_partitions: dict[str, list[tuple[int, int]]] = {}
         """Snapshot → partitions that this shard had when its push log began to follow it."""
+        self.superseded = ""
+        """Newest snapshot when an older one was loaded."""
+        self.followed: list[str] = []
+        """Snapshots that the push log follows, the last one at the end."""
 
     def _open_tables(self) -> StepContainer:
         config, position = self.config, self.position
@@ -207,6 +212,10 @@ class ParameterShard:
         if "" in self.began_partitions and not self.began_partitions.keys() & set(urls):
             self._use_partitions("")  # all rows are in the push log
             return
+        if urls and resolved_url(urls[-1]) == self.superseded:
+            # An older snapshot was loaded instead, and pushes since then are in the log.
+            of = {resolved_url(each): each for each in urls}
+            urls += [of[each] for each in self.followed if each in of][-1:]
         # If a manifest cannot be read, its step is unknown. The snapshot is considered newer if its
         # name sorts later, as in servers of the role `inference`.
         unreadable = list_unreadable_snapshots(folder)

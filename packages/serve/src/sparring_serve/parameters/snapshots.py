@@ -22,13 +22,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from sparring import SaveResult, open_snapshot
+from sparring import SaveResult, list_snapshots, open_snapshot
 from sparring.adapter import Task
 from sparring.errors import SnapshotError, SparringError
 from sparring_serve.client.replicas import LeaderOrder
 from sparring_serve.client.rounds import AT_THE_LEADER, ONE_RECONNECT, Rounds
 from sparring_serve.client.transport import Outcome, Send, Transport, run_steps
-from sparring_serve.parameters.allowed_folders import snapshot_url
+from sparring_serve.parameters.allowed_folders import resolved_url, snapshot_url
 from sparring_serve.parameters.push_log import PushLog
 from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_steps import REQUEST_SECONDS, describe_outcome
@@ -46,7 +46,7 @@ from sparring_serve.wire.messages import (
     TableMessage,
 )
 
-__all__ = ["ShardSnapshots"]
+__all__ = ["ShardSnapshots", "find_superseded"]
 
 _POLL_SECONDS = 0.02
 
@@ -366,6 +366,7 @@ class ShardSnapshots:
                     "tables, or start one replica per shard for this load",
                     reason="some_tables",
                 )
+            superseded = find_superseded(self._shard.config.folders[0], url)
             with self._in_order() as log:
                 self._moves.check_idle(part.map_number)
                 epoch, segment, position = self._check_leader("load"), 0, 0
@@ -383,6 +384,9 @@ class ShardSnapshots:
                 self._shard.settle()
                 with self._in_order() as log:
                     if log is not None and self._is_still_leader(epoch):
+                        if log.superseded != superseded:
+                            log.superseded = superseded
+                            log.begin(None)
                         log.commit(segment)
         return PartReply(self._shard.steps, _rows(loaded.rows), part.hash)
 
@@ -400,6 +404,12 @@ class ShardSnapshots:
 
     def _url(self, url: str) -> str:
         return snapshot_url(url, self._shard.config.folders)
+
+
+def find_superseded(folder: str, loaded: str) -> str:
+    """Returns the newest snapshot of a folder; empty if it is the loaded one, or if there is none."""
+    newest = (list_snapshots(folder) or [""])[-1]
+    return "" if resolved_url(newest) == resolved_url(loaded) else newest
 
 
 def _failure(part: Future[PartReply]) -> BaseException | None:
