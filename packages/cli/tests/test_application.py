@@ -65,11 +65,14 @@ def test_wrong_usage_ends_with_2(run: Run, arguments: list[str]) -> None:
 def test_a_command_of_a_package_that_is_not_installed_names_its_extra(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(application, "OTHER_COMMANDS", {"serve": ("absent", "plugins")})
+    others = {"nowhere": ("absent", "plugins"), "cli": ("broken",)}
+    monkeypatch.setattr(application, "OTHER_COMMANDS", others)
     ending = run("absent", "--port", "1")
     assert ending.code == 2
-    assert "run: pip install 'sparring[serve]'" in " ".join(ending.err.split())
+    assert "run: pip install 'sparring[nowhere]'" in " ".join(ending.err.split())
     assert run("plugins").code == 0
+    # Its package is installed, but a module of it cannot be imported.
+    assert "No such command 'broken'" in run("broken").err
 
 
 @pytest.mark.parametrize("command", ["plugins", "doctor", "convert", "inspect"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -51,9 +52,9 @@ class _Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Finds a command; if its package is not installed, the error contains the line to install it."""
-        registered = {each.name for each in get_command_context(ctx).plugin_manager.commands()}
         for extra, names in OTHER_COMMANDS.items():
-            if args[0] in names and args[0] not in registered:
+            is_missing = args[0] in names and args[0] not in self.commands
+            if is_missing and find_spec(f"sparring_{extra}") is None:
                 raise PluginError(
                     f"the command {args[0]} needs sparring-{extra}, which is not installed; run: pip "
                     f"install 'sparring[{extra}]'"
