@@ -43,6 +43,21 @@ def test_a_push_that_cannot_be_synced_is_not_in_the_log(
     assert replayed == [b"first"]
 
 
+def test_files_that_did_not_follow_the_snapshot_are_deleted_when_a_replica_joins(
+    tmp_path: Path,
+) -> None:
+    log = PushLog(tmp_path, 0, 1, 1 << 20, 1000)
+    log.resume("", lambda _: None)
+    log.append(b"first")
+    log.close()
+    log = PushLog(tmp_path, 0, 1, 1 << 20, 1000)
+    assert "unused" in log.resume("another", lambda _: None).lost
+    assert list(tmp_path.glob("*.unused"))
+    log.reset("another", 5, 1)
+    assert not list(tmp_path.glob("*.unused"))
+    log.close()
+
+
 def test_a_segment_that_cannot_be_written_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

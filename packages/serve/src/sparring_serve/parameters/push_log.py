@@ -103,6 +103,8 @@ class PushLog:
         """Whether pushes that do not fit are rejected, instead of not being logged."""
         self._segments: list[Segment] = []
         self.reader = LogReader()
+        self._renamed: list[Path] = []
+        """Files of a log that did not follow the snapshot at the start."""
         self.superseded = ""
         """Newest snapshot when an older one was loaded; `parameters.start: newest` does not choose it."""
         self.partitions: list[tuple[int, int]] | None = None
@@ -219,7 +221,7 @@ class PushLog:
         bases = [each.base for each in own if each.base is not None]
         for each in own:
             if num_pushes or faults:
-                each.path.rename(each.path.with_suffix(".unused"))
+                self._renamed.append(each.path.rename(each.path.with_suffix(".unused")))
             else:
                 each.path.unlink()
         if not (num_pushes or faults):
@@ -403,13 +405,16 @@ class PushLog:
                 return
 
     def reset(self, base: str, position: int, epoch: int) -> None:
-        """Replaces the log by an empty one that follows a snapshot of the leader of an epoch."""
+        """Replaces the log by an empty one that follows a snapshot of the leader of an epoch.
+
+        The leader has all acknowledged pushes.
+        """
         try:
-            for path in self._paths():
-                path.unlink()
+            for path in [*self._paths(), *self._renamed]:
+                path.unlink(missing_ok=True)
         except OSError as error:
             raise self._failed("cannot be deleted", error) from error
-        self._segments, self.num_bytes = [], 0
+        self._segments, self._renamed, self.num_bytes = [], [], 0
         self.reader.clear()
         self.position, self.epoch = position, epoch
         self.begin(base)
