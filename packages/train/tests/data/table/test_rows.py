@@ -18,7 +18,7 @@ from sparring.errors import DataError
 from sparring_train.columns import Label
 from sparring_train.data.table import csv_rows
 from sparring_train.data.table.files import find_files
-from sparring_train.data.table.parquet_rows import ParquetRows
+from sparring_train.data.table.parquet_rows import ParquetRows, check_indices
 from sparring_train.data.table.summary import summarize_table
 
 from .table_files import batches, click_log, opened, rows_of, section, write_files
@@ -245,6 +245,24 @@ def test_a_value_of_another_type_in_a_later_file_of_csv(tmp_path: Path) -> None:
         DataError, match=r"b\.csv, row 2, column 'item': found 'x', .*data\.types to string"
     ):
         all_rows(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("indices", "is_valid"),
+    [([0, 1, None], True), ([None], True), ([0, 2], False), ([-1], False), ([], True)],
+)
+def test_an_index_without_an_entry_in_the_dictionary_of_parquet_is_rejected(
+    indices: list[int | None], is_valid: bool
+) -> None:
+    array = pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array(indices, pyarrow.int32()), pyarrow.array(["a", "b"]), safe=False
+    )
+    for each in (array, pyarrow.ListArray.from_arrays([0, len(array)], array)):
+        if is_valid:
+            assert check_indices(each, "a.parquet") is each
+        else:
+            with pytest.raises(DataError, match=r"a\.parquet.*dictionary of 2 entries"):
+                check_indices(each, "a.parquet")
 
 
 def test_a_missing_column_or_a_changed_type_is_rejected(tmp_path: Path) -> None:

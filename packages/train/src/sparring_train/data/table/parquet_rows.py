@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow
+import pyarrow.compute as pc
 from pyarrow import parquet, types
 
 from sparring.errors import DataError
@@ -16,7 +17,7 @@ from sparring_train.data.table.decode import RawRows
 from sparring_train.data.table.files import TableFile
 from sparring_train.data.table.row_groups import ColumnTypes, RowGroup, without_views
 
-__all__ = ["ParquetRows", "translate_parquet_errors"]
+__all__ = ["ParquetRows", "check_indices", "translate_parquet_errors"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -128,7 +129,7 @@ class ParquetRows:
             end = begin + read.num_rows
             block = _without(read, _between(file.deleted, begin, end) - begin)
             arrays = {
-                stored[name]: without_views(array)
+                stored[name]: check_indices(without_views(array), file.name)
                 for name, array in zip(block.schema.names, block.columns, strict=True)
             }
             for name, value in constants.items():
@@ -242,6 +243,27 @@ def _opened(file: TableFile, **options: Any) -> Any:
             file.path, buffer_size=_BUFFER_BYTES, pre_buffer=False, **options
         )
     return parquet.ParquetFile(file.open(), pre_buffer=True, **options)
+
+
+def check_indices(array: Any, file: str) -> Any:
+    """Returns an array; Arrow does not compare the indices of a file with the length of their dictionary.
+
+    Raises:
+        DataError: an index has no entry in the dictionary.
+    """
+    values = array
+    while types.is_list(values.type) or types.is_large_list(values.type):
+        values = values.values
+    if types.is_dictionary(values.type):
+        found = pc.min_max(values.indices)
+        low, high, size = found["min"].as_py(), found["max"].as_py(), len(values.dictionary)
+        if high is not None and not 0 <= low <= high < size:
+            raise DataError(
+                f"reading {file} as Parquet failed: found the indices {low} to {high} for a dictionary "
+                f"of {size} entries; the file is damaged, write it again",
+                path=file,
+            )
+    return array
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pyarrow import parquet, types
 from sparring.errors import DataError
 from sparring_train.data.table.csv_values import Decimal, is_number
 from sparring_train.data.table.files import TableFile
-from sparring_train.data.table.parquet_rows import translate_parquet_errors
+from sparring_train.data.table.parquet_rows import check_indices, translate_parquet_errors
 from sparring_train.data.table.row_groups import find_type_family
 
 __all__ = [
@@ -109,6 +109,8 @@ def sample_parquet(files: Sequence[TableFile]) -> Sample:
             count = count_sample_rows_per_file(len(files))
             batches, num_read = [], 0
             for batch in opened.iter_batches(batch_size=min(count, 1 << 16)):
+                for each in batch.columns:
+                    check_indices(each, file.name)
                 batches.append(batch)
                 num_read += batch.num_rows
                 if num_read >= count:
