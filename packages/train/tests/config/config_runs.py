@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,13 +47,13 @@ from ..data.visits import VisitsPlugin
 __all__ = [
     "CLICKS",
     "RATINGS",
+    "SHOWN",
     "VISITS",
-    "Effects",
     "Ran",
     "Runs",
     "all_keys",
-    "is_of_ranking",
     "made_runs",
+    "shows",
 ]
 
 RATINGS = """
@@ -298,32 +298,21 @@ def made_runs(folder: Path) -> Iterator[Runs]:
     os.chdir(before)
 
 
-Effect = Callable[[Runs], None]
+Test = TypeVar("Test", bound=Callable[..., None])
+
+SHOWN: dict[str, str] = {}
+"""Key, as `all_keys` writes it → the test that shows its effect."""
 
 
-class Effects(dict[str, Effect]):
-    """Key, as `all_keys` writes it → the function that shows its effect."""
+def shows(*keys: str) -> Callable[[Test], Test]:
+    """Records that a test shows the effects of `keys` on `sparring train`."""
+    assert not SHOWN.keys() & set(keys)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._shown: set[Effect] = set()
+    def record(test: Test) -> Test:
+        SHOWN.update(dict.fromkeys(keys, test.__name__))
+        return test
 
-    def of(self, *keys: str) -> Callable[[Effect], Effect]:
-        """Registers a function that shows the effect of `keys`."""
-
-        def register(effect: Effect) -> Effect:
-            assert not self.keys() & set(keys)
-            self.update(dict.fromkeys(keys, effect))
-            return effect
-
-        return register
-
-    def show(self, key: str, runs: Runs) -> None:
-        """Shows the effect of a key, unless the test of another key has shown both effects."""
-        assert key in self, f"show in this file what {key} changes about `sparring train`"
-        if self[key] not in self._shown:
-            self[key](runs)
-            self._shown.add(self[key])
+    return record
 
 
 def all_keys() -> list[str]:
@@ -333,12 +322,6 @@ def all_keys() -> list[str]:
     the section passes on.
     """
     return list(_keys_below("", run_type(), {run_type()}))
-
-
-def is_of_ranking(key: str) -> bool:
-    """Returns whether a key belongs to the models that rank items."""
-    own = tuple(f"model:package.module:Class.{name}" for name in ("user", "item", "positive"))
-    return key in own or key.startswith(("model:two_towers.", "model:sequence."))
 
 
 def _keys_below(prefix: str, model: type[Any], known: set[type[Any]]) -> Iterator[str]:

@@ -9,22 +9,11 @@ from sparring.errors import ConfigError
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 pytest.importorskip("sparring_packed", reason="needs sparring-packed, which ranks all items")
 
-from .config_runs import Effects, Ran, Runs, all_keys, is_of_ranking
+from .config_runs import Ran, Runs, shows
 
-EFFECTS = Effects()
 KINDS = ("two_towers", "sequence")
-KEYS = [key for key in all_keys() if is_of_ranking(key)]
 
 SEQUENCE = "model={kind: sequence, embedding_dim: 4, hidden_layer: 8, blocks: 1, dropout: 0}"
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_a_key_has_its_effect(key: str, runs: Runs) -> None:
-    EFFECTS.show(key, runs)
-
-
-def test_every_effect_belongs_to_an_existing_key() -> None:
-    assert set(KEYS) == EFFECTS.keys()
 
 
 def sequence(runs: Runs, *overrides: str) -> Ran:
@@ -39,58 +28,58 @@ def both(runs: Runs, *overrides: str) -> list[tuple[Ran, Ran]]:
     ]
 
 
-@EFFECTS.of(*(f"model:{kind}.kind" for kind in KINDS))
-def _(runs: Runs) -> None:
+@shows(*(f"model:{kind}.kind" for kind in KINDS))
+def test_effect_of_kind(runs: Runs) -> None:
     metrics = {"recall@10", "ndcg@10", "mrr@10", "hit_rate@10"}
     assert runs.visits().end.metrics.keys() == sequence(runs).end.metrics.keys() == metrics
     assert runs.visits().rows.keys() == {"user", "item"}
     assert sequence(runs).rows.keys() == {"item"}
 
 
-@EFFECTS.of("model:two_towers.embedding_dim", "model:sequence.embedding_dim")
-def _(runs: Runs) -> None:
+@shows("model:two_towers.embedding_dim", "model:sequence.embedding_dim")
+def test_effect_of_embedding_dim(runs: Runs) -> None:
     runs.visits("model.embedding_dim=6", "snapshots.url=towers")
     sequence(runs, "model.embedding_dim=6", "snapshots.url=sequence")
     for folder in ("towers", "sequence"):
         assert runs.snapshot(folder).tables["item"].dim == 6
 
 
-@EFFECTS.of("model:two_towers.user", "model:two_towers.item", "model:two_towers.pooling")
-def _(runs: Runs) -> None:
+@shows("model:two_towers.user", "model:two_towers.item", "model:two_towers.pooling")
+def test_effects_of_two_towers_user_item_and_pooling(runs: Runs) -> None:
     wide = ("model.user=[user, history]", "model.item=[item, group]")
     assert runs.visits(*wide).rows.keys() == {"user", "item", "group"}
     mean = runs.visits(*wide, "model.pooling=mean")
     assert mean.losses != runs.visits(*wide).losses
 
 
-@EFFECTS.of("model:two_towers.layers")
-def _(runs: Runs) -> None:
+@shows("model:two_towers.layers")
+def test_effect_of_two_towers_layers(runs: Runs) -> None:
     runs.visits("model.layers=[7]", "snapshots.url=layers")
     widths = {each.shape for each in runs.snapshot("layers").state("torch").arrays.values()}
     assert {(7, 4), (4, 7)} <= widths
 
 
-@EFFECTS.of(*(f"model:{kind}.temperature" for kind in KINDS))
-def _(runs: Runs) -> None:
+@shows(*(f"model:{kind}.temperature" for kind in KINDS))
+def test_effect_of_temperature(runs: Runs) -> None:
     for plain, cold in both(runs, "model.temperature=0.001"):
         assert abs(cold.losses[0] - plain.losses[0]) > 0.1
 
 
-@EFFECTS.of(*(f"model:{kind}.normalize" for kind in KINDS))
-def _(runs: Runs) -> None:
+@shows(*(f"model:{kind}.normalize" for kind in KINDS))
+def test_effect_of_normalize(runs: Runs) -> None:
     # Products of short vectors are nearly equal; products of vectors of length 1 are from -1 to 1.
     for plain, longer in both(runs, "model.normalize=true"):
         assert abs(longer.losses[0] - plain.losses[0]) > 0.001
 
 
-@EFFECTS.of(*(f"model:{kind}.log_q" for kind in KINDS))
-def _(runs: Runs) -> None:
+@shows(*(f"model:{kind}.log_q" for kind in KINDS))
+def test_effect_of_log_q(runs: Runs) -> None:
     for plain, uncorrected in both(runs, "model.log_q=false"):
         assert uncorrected.losses != plain.losses
 
 
-@EFFECTS.of(*(f"model:{kind}.positive" for kind in KINDS))
-def _(runs: Runs) -> None:
+@shows(*(f"model:{kind}.positive" for kind in KINDS))
+def test_effect_of_positive(runs: Runs) -> None:
     clicks = "data.label=binary"  # half of them are 0, and left out without a message
     for run in (runs.visits, lambda *given: sequence(runs, *given)):
         plain, every = run(clicks), run(clicks, "model.positive=0")
@@ -100,8 +89,8 @@ def _(runs: Runs) -> None:
             run("model.positive=4")
 
 
-@EFFECTS.of("model:sequence.history", "model:sequence.item")
-def _(runs: Runs) -> None:
+@shows("model:sequence.history", "model:sequence.item")
+def test_effects_of_sequence_history_and_item(runs: Runs) -> None:
     for key, name, reason in (
         ("history", "item", "model.history is 'item', which is not a list"),
         ("item", "history", "model.item is 'history', which is a list"),
@@ -116,16 +105,16 @@ def _(runs: Runs) -> None:
             sequence(runs, f"model.{key}={name}")
 
 
-@EFFECTS.of("model:sequence.user")
-def _(runs: Runs) -> None:
+@shows("model:sequence.user")
+def test_effect_of_sequence_user(runs: Runs) -> None:
     """Visits in training are more than the history has."""
     long = ("data.visits=10", "training.epochs=8")
     own = sequence(runs, *long, "model.user=user").end.metrics["recall@10"]
     assert own > sequence(runs, *long).end.metrics["recall@10"]
 
 
-@EFFECTS.of("model:sequence.length", "model:sequence.blocks", "model:sequence.hidden_layer")
-def _(runs: Runs) -> None:
+@shows("model:sequence.length", "model:sequence.blocks", "model:sequence.hidden_layer")
+def test_effects_of_sequence_length_blocks_and_hidden_layer(runs: Runs) -> None:
     shape = ("model.length=3", "model.blocks=2", "model.hidden_layer=9", "snapshots.url=shape")
     sequence(runs, *shape)
     arrays = runs.snapshot("shape").state("torch").arrays
@@ -136,8 +125,8 @@ def _(runs: Runs) -> None:
     assert not any("blocks.2." in name for name in shapes)
 
 
-@EFFECTS.of("model:sequence.heads", "model:sequence.dropout")
-def _(runs: Runs) -> None:
+@shows("model:sequence.heads", "model:sequence.dropout")
+def test_effects_of_sequence_heads_and_dropout(runs: Runs) -> None:
     assert sequence(runs, "model.heads=4").losses != sequence(runs).losses
     assert sequence(runs, "model.dropout=0.5").losses != sequence(runs).losses
     with pytest.raises(
@@ -146,8 +135,8 @@ def _(runs: Runs) -> None:
         sequence(runs, "model.heads=3")
 
 
-@EFFECTS.of(*(f"model:package.module:Class.{name}" for name in ("user", "item", "positive")))
-def _(runs: Runs) -> None:
+@shows(*(f"model:package.module:Class.{name}" for name in ("user", "item", "positive")))
+def test_effects_of_user_item_and_positive_of_a_model_class(runs: Runs) -> None:
     text = """
 import torch
 

@@ -13,55 +13,42 @@ from typing import Any
 
 import pytest
 
+from sparring.contracts import API_VERSION, hookimpl
 from sparring.errors import (
     ConfigError,
     DeadlineError,
     InvalidArgumentError,
     NonFiniteGradientError,
 )
+from sparring.plugins.distributions import PluginSource
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
 from sparring_cli.application import main
 from sparring_tiered import ChangeNote
+from sparring_train.hookspecs import TrackerDescriptor
+from sparring_train.run.result import SilentProgress
+from sparring_train.trackers.contract import TrackerRequest
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
-from . import metrics_port_effects, own_classes, publish_effects, stream_effects, tracker_effects
-from .config_runs import RATINGS, Effects, Runs, all_keys, is_of_ranking
-from .test_effects import KEYS as ELSEWHERE
-
-EFFECTS = Effects()
-publish_effects.register(EFFECTS)
-metrics_port_effects.register(EFFECTS)
-stream_effects.register_metrics(EFFECTS)
-tracker_effects.register(EFFECTS)
+from . import own_classes
+from .config_runs import RATINGS, Runs, shows
 
 OWN = own_classes.__name__
-
-KEYS = [key for key in all_keys() if key not in ELSEWHERE and not is_of_ranking(key)]
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_a_key_has_its_effect(key: str, runs: Runs) -> None:
-    EFFECTS.show(key, runs)
-
-
-def test_every_effect_belongs_to_an_existing_key() -> None:
-    assert set(KEYS) >= EFFECTS.keys() >= {"exchange.chunk_rows"}
 
 
 # -- training -----------------------------------------------------------------------------
 
 
-@EFFECTS.of("training.epochs", "training.steps")
-def _(runs: Runs) -> None:
+@shows("training.epochs", "training.steps")
+def test_effects_of_training_epochs_and_steps(runs: Runs) -> None:
     assert runs.ratings("training.epochs=3").end.steps == 12
     assert runs.ratings("training.epochs=3", "training.steps=7").end.steps == 7
 
 
-@EFFECTS.of("training.watch", "training.patience", "training.min_improvement", "training.keep_best")
-def _(runs: Runs) -> None:
+@shows("training.watch", "training.patience", "training.min_improvement", "training.keep_best")
+def test_effects_of_training_watch_patience_min_improvement_and_keep_best(runs: Runs) -> None:
     validated = ("data.validation_samples=64", "training.epochs=8", "optimizer.sparse.lr=1.0")
     by_auc = runs.clicks(*validated)
     by_loss = runs.clicks(*validated, "training.watch=log_loss")
@@ -79,8 +66,8 @@ def _(runs: Runs) -> None:
             runs.clicks(f"training.{key}")
 
 
-@EFFECTS.of("training.loss.name", "training.loss.*", "training.metrics.<name>")
-def _(runs: Runs) -> None:
+@shows("training.loss.name", "training.loss.*", "training.metrics.<name>")
+def test_effects_of_training_loss_name_loss_others_and_metrics(runs: Runs) -> None:
     plain = runs.clicks()
     own = {
         times: runs.clicks(
@@ -104,30 +91,30 @@ def _(runs: Runs) -> None:
         runs.visits(f"training.loss={OWN}:ScaledError")
 
 
-@EFFECTS.of("training.micro_batches", "report.trace_path")
-def _(runs: Runs) -> None:
+@shows("training.micro_batches", "report.trace_path")
+def test_effects_of_training_micro_batches_and_report_trace_path(runs: Runs) -> None:
     runs.ratings("training.micro_batches=3", "report.trace_path=parts.json")
     runs.ratings("report.trace_path=whole.json")
     assert runs.spans("parts.json").count("forward") == 3 * 4
     assert runs.spans("whole.json").count("forward") == 4
 
 
-@EFFECTS.of("training.pipeline")
-def _(runs: Runs) -> None:
+@shows("training.pipeline")
+def test_effect_of_training_pipeline(runs: Runs) -> None:
     ahead = runs.ratings("training.pipeline=true", "report.trace_path=ahead.json")
     assert ahead.losses == runs.ratings("report.trace_path=whole.json").losses
     assert "prefetch" in runs.spans("ahead.json")
     assert "prefetch" not in runs.spans("whole.json")
 
 
-@EFFECTS.of("training.evaluation_interval_steps")
-def _(runs: Runs) -> None:
+@shows("training.evaluation_interval_steps")
+def test_effect_of_training_evaluation_interval_steps(runs: Runs) -> None:
     assert runs.ratings("training.evaluation_interval_steps=3").evaluate_model == [3, 4]
     assert runs.ratings().evaluate_model == [4]
 
 
-@EFFECTS.of("training.non_finite_gradients")
-def _(runs: Runs) -> None:
+@shows("training.non_finite_gradients")
+def test_effect_of_training_non_finite_gradients(runs: Runs) -> None:
     far = "optimizer.sparse={name: sgd, lr: 1.0e+38}"
     with pytest.raises(NonFiniteGradientError):
         runs.ratings(far)
@@ -135,8 +122,8 @@ def _(runs: Runs) -> None:
     assert (skipping.steps, skipping.skipped["rows_skipped_non_finite"] > 0) == (4, True)
 
 
-@EFFECTS.of("training.log_interval_seconds")
-def _(runs: Runs) -> None:
+@shows("training.log_interval_seconds")
+def test_effect_of_training_log_interval_seconds(runs: Runs) -> None:
     Path("run.yaml").write_text(RATINGS)
     lines = []
     for seconds in ("1.0e-9", "1000"):
@@ -146,8 +133,8 @@ def _(runs: Runs) -> None:
     assert lines == [4, 0]
 
 
-@EFFECTS.of("logging.level", "logging.format")
-def _(runs: Runs) -> None:
+@shows("logging.level", "logging.format")
+def test_effects_of_logging_level_and_format(runs: Runs) -> None:
     # For an unbounded tier, a warning is logged for each table.
     Path("run.yaml").write_text(RATINGS)
     stack = ["storage.backend=tiered", "storage.options={tiers: [memory, memory]}"]
@@ -197,28 +184,28 @@ def saved(runs: Runs, folder: str, *overrides: str) -> list[int]:
     return sorted(open_snapshot(url).step for url in list_snapshots(folder))
 
 
-@EFFECTS.of("snapshots.url", "snapshots.every_steps", "snapshots.at_end")
-def _(runs: Runs) -> None:
+@shows("snapshots.url", "snapshots.every_steps", "snapshots.at_end")
+def test_effects_of_snapshots_url_every_steps_and_at_end(runs: Runs) -> None:
     assert saved(runs, "end") == [4]
     assert saved(runs, "nothing", "snapshots.at_end=false") == []
     assert saved(runs, "odd", "snapshots.every_steps=3") == [3, 4]
 
 
-@EFFECTS.of("snapshots.every_minutes")
-def _(runs: Runs) -> None:
+@shows("snapshots.every_minutes")
+def test_effect_of_snapshots_every_minutes(runs: Runs) -> None:
     often = saved(runs, "often", "snapshots.every_minutes=1.0e-9", "snapshots.keep=9")
     assert often == [1, 2, 3, 4]
     assert saved(runs, "rarely", "snapshots.every_minutes=60") == [4]
 
 
-@EFFECTS.of("snapshots.keep")
-def _(runs: Runs) -> None:
+@shows("snapshots.keep")
+def test_effect_of_snapshots_keep(runs: Runs) -> None:
     assert saved(runs, "three", "snapshots.every_steps=1") == [2, 3, 4]
     assert saved(runs, "two", "snapshots.every_steps=1", "snapshots.keep=2") == [3, 4]
 
 
-@EFFECTS.of("snapshots.history.versions", "snapshots.history.days")
-def _(runs: Runs) -> None:
+@shows("snapshots.history.versions", "snapshots.history.days")
+def test_effects_of_history_versions_and_days(runs: Runs) -> None:
     every = ("snapshots.every_steps=1", "snapshots.keep=2", "snapshots.full_every=2")
     assert saved(runs, "no-history", *every) == [1, 2, 3, 4]  # Step 1 and 2 share no file with 3.
     more = (*every, "snapshots.full_every=1")
@@ -233,16 +220,16 @@ def _(runs: Runs) -> None:
     assert kept == [4, 5, 6, 7, 8]
 
 
-@EFFECTS.of("snapshots.full_every")
-def _(runs: Runs) -> None:
+@shows("snapshots.full_every")
+def test_effect_of_snapshots_full_every(runs: Runs) -> None:
     for folder, every, lengths in (("full", 1, [1, 1, 1, 1]), ("delta", 3, [1, 2, 3, 1])):
         more = ("snapshots.every_steps=1", "snapshots.keep=9", f"snapshots.full_every={every}")
         saved(runs, folder, *more)
         assert [len(open_snapshot(url).chain) for url in list_snapshots(folder)] == lengths
 
 
-@EFFECTS.of("snapshots.deadline_seconds")
-def _(runs: Runs) -> None:
+@shows("snapshots.deadline_seconds")
+def test_effect_of_snapshots_deadline_seconds(runs: Runs) -> None:
     commit = SnapshotWriter.commit
 
     def slow(writer: SnapshotWriter) -> Any:
@@ -257,8 +244,8 @@ def _(runs: Runs) -> None:
         assert saved(runs, "in time", *more, "training.steps=2") == [1, 2]
 
 
-@EFFECTS.of("snapshots.start_from")
-def _(runs: Runs) -> None:
+@shows("snapshots.start_from")
+def test_effect_of_snapshots_start_from(runs: Runs) -> None:
     assert saved(runs, "first", "training.steps=3") == [3]
     forked = runs.ratings("snapshots.url=second", "snapshots.start_from=first")
     assert (forked.end.resumed_steps, forked.end.steps) == (3, 4)
@@ -272,8 +259,8 @@ def _(runs: Runs) -> None:
     assert from_one.end.metrics == forked.end.metrics
 
 
-@EFFECTS.of("snapshots.resume")
-def _(runs: Runs) -> None:
+@shows("snapshots.resume")
+def test_effect_of_snapshots_resume(runs: Runs) -> None:
     assert saved(runs, "again", "training.steps=3") == [3]
     with pytest.raises(ConfigError, match="snapshots of a run"):
         saved(runs, "again")
@@ -318,20 +305,20 @@ def test_a_publication_that_is_impossible_is_rejected(runs: Runs, given: str, me
 # -- change notes ---------------------------------------------------------------------------
 
 
-@EFFECTS.of("change_notes.every_steps", "change_notes.url")
-def _(runs: Runs) -> None:
+@shows("change_notes.every_steps", "change_notes.url")
+def test_effects_of_change_notes_every_steps_and_url(runs: Runs) -> None:
     assert _steps_of_notes(runs, "every", "change_notes.every_steps=3") == [3, 4]
     assert _steps_of_notes(runs, "other", "change_notes.every_steps=2") == [2, 4]
 
 
-@EFFECTS.of("change_notes.every_seconds")
-def _(runs: Runs) -> None:
+@shows("change_notes.every_seconds")
+def test_effect_of_change_notes_every_seconds(runs: Runs) -> None:
     assert _steps_of_notes(runs, "often", "change_notes.every_seconds=1e-9") == [1, 2, 3, 4]
     assert _steps_of_notes(runs, "seldom", "change_notes.every_seconds=3600") == [4]
 
 
-@EFFECTS.of("change_notes.keep")
-def _(runs: Runs) -> None:
+@shows("change_notes.keep")
+def test_effect_of_change_notes_keep(runs: Runs) -> None:
     given = ("change_notes.every_steps=1", "change_notes.keep=2")
     assert _steps_of_notes(runs, "few", *given) == [3, 4]
 
@@ -367,8 +354,8 @@ def test_keys_of_change_notes_that_are_never_published_are_rejected(runs: Runs) 
 # -- ranks --------------------------------------------------------------------------------
 
 
-@EFFECTS.of("collective.backend", "rendezvous.backend", "rendezvous.options")
-def _(runs: Runs) -> None:
+@shows("collective.backend", "rendezvous.backend", "rendezvous.options")
+def test_effects_of_collective_backend_and_of_rendezvous(runs: Runs) -> None:
     first, other = runs.ranks()
     assert (first.end.rank, other.end.rank) == (0, 1)
     assert first.rows == other.rows == runs.ratings().rows
@@ -377,14 +364,14 @@ def _(runs: Runs) -> None:
         runs.ratings(place, "collective.backend=local")
 
 
-@EFFECTS.of("collective.options")
-def _(runs: Runs) -> None:
+@shows("collective.options")
+def test_effect_of_collective_options(runs: Runs) -> None:
     runs.ranks("collective.options={group: another}")
     assert runs.parts.groups.keys() == {"another"}
 
 
-@EFFECTS.of("exchange.chunk_rows", "exchange.row_wire_dtype", "exchange.gradient_wire_dtype")
-def _(runs: Runs) -> None:
+@shows("exchange.chunk_rows", "exchange.row_wire_dtype", "exchange.gradient_wire_dtype")
+def test_effects_of_chunk_rows_and_wire_dtypes(runs: Runs) -> None:
     def sent(name: str, *overrides: str) -> dict[str, Any]:
         runs.ranks(f"metrics.path={name}.jsonl", "exchange.chunk_rows=8", *overrides)
         counted: dict[str, Any] = runs.lines(f"{name}.jsonl")[-1]["exchange"]
@@ -398,15 +385,15 @@ def _(runs: Runs) -> None:
         assert narrow[f"{other}s"] == plain[f"{other}s"]
 
 
-@EFFECTS.of("plan")
-def _(runs: Runs) -> None:
+@shows("plan")
+def test_effect_of_plan(runs: Runs) -> None:
     # For files, see `test_plan`.
     assert not runs.ranks()[0].messages
     assert "plan auto: " in runs.ranks("plan=auto")[0].messages[0]
 
 
-@EFFECTS.of("exchange.chunks_in_flight")
-def _(runs: Runs) -> None:
+@shows("exchange.chunks_in_flight")
+def test_effect_of_exchange_chunks_in_flight(runs: Runs) -> None:
     def most(chunks: int) -> int:
         runs.ranks("exchange.chunk_rows=1", f"exchange.chunks_in_flight={chunks}")
         return max(each.most_awaited for each in runs.parts.joined)
@@ -414,8 +401,8 @@ def _(runs: Runs) -> None:
     assert most(1) < most(8)
 
 
-@EFFECTS.of("exchange.two_levels")
-def _(runs: Runs) -> None:
+@shows("exchange.two_levels")
+def test_effect_of_exchange_two_levels(runs: Runs) -> None:
     # Core tests the messages. These ranks do not know which of them share a host.
     runs.ranks("exchange.two_levels=false")
     with pytest.raises(InvalidArgumentError, match=r"exchange\.two_levels is true"):
@@ -425,8 +412,8 @@ def _(runs: Runs) -> None:
 # -- metrics and report -------------------------------------------------------------------
 
 
-@EFFECTS.of("metrics.path", "metrics.every_seconds")
-def _(runs: Runs) -> None:
+@shows("metrics.path", "metrics.every_seconds")
+def test_effects_of_metrics_path_and_every_seconds(runs: Runs) -> None:
     runs.ratings("metrics.path=often.jsonl", "metrics.every_seconds=1.0e-9")
     runs.ratings("metrics.path=rarely.jsonl")
     assert len(runs.lines("rarely.jsonl")) == 2  # the first and the last
@@ -434,15 +421,49 @@ def _(runs: Runs) -> None:
     assert runs.lines("rarely.jsonl")[-1]["steps"]["steps"] == 4
 
 
-@EFFECTS.of("metrics.format")
-def _(runs: Runs) -> None:
+@shows("metrics.format")
+def test_effect_of_metrics_format(runs: Runs) -> None:
     pytest.importorskip("prometheus_client", reason="metrics.format=prometheus needs it")
     runs.ratings("metrics.path=run.prom", "metrics.format=prometheus")
     assert "\nsparring_steps_total" in Path("run.prom").read_text()
 
 
-@EFFECTS.of("report.path")
-def _(runs: Runs) -> None:
+@shows("report.path")
+def test_effect_of_report_path(runs: Runs) -> None:
     pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
     assert runs.ratings("report.path=report.html").end.extra["report_path"] == "report.html"
     assert "embedding_l2" in Path("report.html").read_text()
+
+
+# -- trackers -----------------------------------------------------------------------------
+
+
+class _Trial(SilentProgress):
+    """Registers a tracker that keeps the requests with which it was opened."""
+
+    def __init__(self) -> None:
+        self.requests: list[TrackerRequest] = []
+
+    @hookimpl(optionalhook=True)
+    def sparring_register_trackers(self) -> list[TrackerDescriptor]:
+        return [TrackerDescriptor(name="trial", api_version=API_VERSION, open=self.open)]
+
+    def open(self, request: TrackerRequest) -> _Trial:
+        self.requests.append(request)
+        return self
+
+    def log_metrics(self, step: int, metrics: object) -> None: ...
+
+    def log_file(self, path: object) -> None: ...
+
+    def close(self, *, succeeded: bool) -> None: ...
+
+
+@shows(*(f"training.trackers.<name>.{key}" for key in ("kind", "url", "project", "name")))
+def test_effects_of_trackers_kind_url_project_and_name(runs: Runs) -> None:
+    trial = _Trial()
+    runs.manager.load(PluginSource("trial", "sparring-trial", "1", lambda: trial))
+    runs.ratings("training.trackers=[trial, {kind: trial, url: a/b, project: c, name: d}]")
+    alone, full = trial.requests
+    assert (alone.url, alone.project, alone.name) == (None, "sparring", None)
+    assert (full.url, full.project, full.name) == ("a/b", "c", "d")

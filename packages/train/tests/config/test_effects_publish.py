@@ -18,28 +18,17 @@ from sparring_train.live.publishing import RunPublisher
 from sparring_train.live.run_gate import RunGate
 from sparring_train.run.ranks import Ranks
 
+pytest.importorskip("sparring_torch", reason="needs sparring-torch")
+
 from ..live.test_gate import Model
-from .config_runs import Effects, Runs
-
-__all__ = ["register"]
+from .config_runs import Runs, shows
 
 
-def register(effects: Effects) -> None:
-    """Adds the effects of the section."""
-    effects.of("publish.url", "publish.every_seconds")(_times)
-    effects.of(
-        "publish.quantize", "publish.full_every", "publish.max_delta_share", "publish.keep",
-        "publish.notify", "publish.notify_seconds", "publish.client",
-        "publish.item_vectors",
-    )(_settings)  # fmt: skip
-    effects.of(
-        "publish.gate.false_alarms_per_day", "publish.gate.min_events",
-        "publish.gate.warm_up_windows", "publish.gate.open_after_windows",
-    )(_gate)  # fmt: skip
-    effects.of("publish.gate.on_close", "publish.gate.max_returns")(_on_close)
-
-
-def _gate(_: Runs) -> None:
+@shows(
+    "publish.gate.false_alarms_per_day", "publish.gate.min_events",
+    "publish.gate.warm_up_windows", "publish.gate.open_after_windows",
+)  # fmt: skip
+def test_effects_of_the_thresholds_of_the_gate() -> None:
     def changes(**options: Any) -> list[int]:
         model = Model(seed=4, num_events=3000)
         gate = QualityGate(
@@ -55,7 +44,8 @@ def _gate(_: Runs) -> None:
     assert changes(min_events=7000) != [30, 34]
 
 
-def _on_close(runs: Runs) -> None:
+@shows("publish.gate.on_close", "publish.gate.max_returns")
+def test_effects_of_gate_on_close_and_max_returns(runs: Runs) -> None:
     pytest.importorskip("sparring_serve", reason="writes the gate")
     for on_close, returns in (("withhold", False), ("return", True)):
         config: Any = SimpleNamespace(
@@ -124,7 +114,8 @@ def _told(runs: Runs, name: str, *given: str) -> tuple[Any, Any]:
     return ran, publisher.told
 
 
-def _times(runs: Runs) -> None:
+@shows("publish.url", "publish.every_seconds")
+def test_effects_of_publish_url_and_every_seconds(runs: Runs) -> None:
     _, [settings, *orders] = _told(runs, "seldom", "publish.every_seconds=3600")
     assert settings["output"] == "served-seldom"
     assert [Path(each["snapshot"]).name[-1] for each in orders] == ["1", "4"]
@@ -132,7 +123,11 @@ def _times(runs: Runs) -> None:
     assert [Path(each["snapshot"]).name[-1] for each in orders] == ["1", "2", "3", "4"]
 
 
-def _settings(runs: Runs) -> None:
+@shows(
+    "publish.quantize", "publish.full_every", "publish.max_delta_share", "publish.keep",
+    "publish.notify", "publish.notify_seconds", "publish.client", "publish.item_vectors",
+)  # fmt: skip
+def test_effects_of_the_settings_of_the_publisher(runs: Runs) -> None:
     ran, [settings, *_] = _told(
         runs, "all", "publish.quantize={item: int8}", "publish.full_every=3", "publish.keep=5",
         "publish.max_delta_share=0.5", "publish.notify=['a:1']", "publish.notify_seconds=2",
