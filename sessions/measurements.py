@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nox
 from sessions.environments import (
+    EMULATED,
     FAMILY,
     GIVEN_WHEELS,
     NATS_SERVER,
@@ -14,7 +15,6 @@ from sessions.environments import (
     ROOT,
     TENSORFLOW,
     TEST_EXTRAS,
-    TEST_MODULES,
     TORCH,
     cached,
     environment,
@@ -214,10 +214,8 @@ def gpu(session: nox.Session) -> None:
     if num_gpus > 0:
         session.install(TORCH, silent=True)
         nvcc = find_nvcc(session)
-        emulated = [
-            f"--config-settings=cmake.define.{option}=ON" for option in TEST_MODULES["backend-hkv"]
-        ]
-        install_local(session, "backend-hkv", "", gpu_setting(nvcc), *emulated, nvcc=nvcc)
+        emulated = f"--config-settings=cmake.define.{EMULATED}=ON"
+        install_local(session, "backend-hkv", "", gpu_setting(nvcc), emulated, nvcc=nvcc)
         install_local(session, "framework-torch")
         # Driver files without a usable GPU are a failure.
     has_none = num_gpus == 0 and not any(
