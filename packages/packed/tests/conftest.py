@@ -78,6 +78,14 @@ class Training:
     def publish(self, **settings: Any) -> sparring_packed.WriteResult:
         return sparring_packed.write(self.url(), self.served_url(), **settings)
 
+    def train(
+        self, changed: npt.ArrayLike, erased: Sequence[int] = (), **settings: Any
+    ) -> sparring_packed.WriteResult:
+        """Takes a step that changes random rows, and publishes it; later versions are deltas."""
+        base = {"base": self.served_url()} if self.step else {}
+        self.save(self.draw(changed, self.step), erased)
+        return self.publish(**base, **settings)
+
     def expected(self, ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
         """Returns the embeddings that a lookup in training returns."""
         keys = np.asarray(ids, np.int64)
@@ -91,9 +99,8 @@ class Training:
 @pytest.fixture
 def new_training(tmp_path: Path) -> Callable[..., Training]:
     """Creates trainings of a table in a folder of the test."""
-    return lambda config=None, folder=".": Training(
-        tmp_path / folder, config or TableConfig("item", dim=24, initializer="normal", seed=5)
-    )
+    item = TableConfig("item", dim=24, initializer="normal", seed=5)
+    return lambda config=item, folder=".": Training(tmp_path / folder, config)
 
 
 @pytest.fixture
@@ -108,3 +115,7 @@ def trained(training: Training) -> Training:
     training.save(training.draw([*EXTREMES, *keys.tolist()], 1))
     training.publish()
     return training
+
+
+def bits(rows: Any) -> Any:
+    return np.ascontiguousarray(rows, np.float32).view(np.uint32)

@@ -21,11 +21,8 @@ IDS = np.concatenate([np.arange(-50, 260), [2**63 - 1, -(2**63)]])
 @pytest.fixture
 def small(training: Any) -> Any:
     """A small full snapshot and a delta with erased ids, so that every byte can be tested."""
-    training.save(training.draw(np.arange(200), 0))
-    training.publish(quantize={"item": "int8"})
-    base = training.served_url()
-    training.save(training.draw(np.arange(10), 1), list(range(20, 40)))
-    training.publish(base=base)
+    training.train(np.arange(200), quantize={"item": "int8"})
+    training.train(np.arange(10), range(20, 40))
     return training
 
 

@@ -23,9 +23,7 @@ from sparring.errors import (
     SnapshotIOError,
 )
 
-
-def bits(rows: Any) -> Any:
-    return np.ascontiguousarray(rows, np.float32).view(np.uint32)
+from .conftest import bits
 
 
 def check(tables: Any, training: Any, ids: Any) -> None:

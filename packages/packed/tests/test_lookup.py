@@ -21,12 +21,10 @@ from sparring.errors import (
 )
 from sparring_packed.library import set_simd_level, simd_level
 
+from .conftest import bits
+
 LEVELS = ("portable", "avx2", "avx512")
 EXTREMES = (-1, 0, -(2**63), 2**63 - 1)
-
-
-def bits(rows: Any) -> Any:
-    return np.ascontiguousarray(rows, np.float32).view(np.uint32)
 
 
 def ids_of(training: Any, count: int, seed: int = 3) -> np.ndarray[Any, np.dtype[np.int64]]:

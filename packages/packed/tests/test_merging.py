@@ -23,15 +23,12 @@ MODEL = {"parameters": os.urandom(400), "preprocessing": b"{}".ljust(300)}
 @pytest.fixture
 def chain(training: Any, request: pytest.FixtureRequest) -> Any:
     """Five versions of which the last four are deltas, stored as the parameter."""
-    random = np.random.default_rng(3)
-    training.save(training.draw(random.choice(IDS, 4_000, replace=False), 0))
-    options = WriteOptions(file_bytes=1 << 16, model=MODEL)
-    training.publish(quantize={"item": request.param}, options=options)
-    for step in range(1, 5):
-        base = training.served_url()
+    random, options = np.random.default_rng(3), WriteOptions(file_bytes=1 << 16, model=MODEL)
+    keys = random.choice(IDS, 4_000, replace=False)
+    training.train(keys, quantize={"item": request.param}, options=options)
+    for _ in range(4):
         erased = random.choice(IDS, 200, replace=False).tolist()
-        training.save(training.draw(random.choice(IDS, 300), step), erased)
-        training.publish(base=base, options=WriteOptions(model=MODEL))
+        training.train(random.choice(IDS, 300), erased, options=WriteOptions(model=MODEL))
     return training
 
 

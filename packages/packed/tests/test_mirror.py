@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +23,10 @@ from sparring_packed import mirror
 KEYS = np.arange(3_000)
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """A bucket of a server on loopback."""
-    pytest.importorskip("s3fs", reason="reads S3")
-    server = pytest.importorskip("moto.server", reason="serves S3").ThreadedMotoServer(
-        "127.0.0.1", 0
-    )
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            patch.setenv(name, "test")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        # A cached file system of another test refers to a stopped server.
-        fsspec.get_filesystem_class("s3").clear_instance_cache()
-        fsspec.filesystem("s3").mkdir("tables")
-        yield "s3://tables"
-    server.stop()
-
-
 @pytest.fixture(params=["memory", "s3"])
 def root(request: pytest.FixtureRequest) -> str:
     """The URL of a folder on another file system."""
-    base = "memory://tables" if request.param == "memory" else request.getfixturevalue("s3")
+    base = "memory://tables" if request.param == "memory" else request.getfixturevalue("s3_bucket")
     return f"{base}/{uuid.uuid4().hex}"
 
 

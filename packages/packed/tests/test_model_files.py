@@ -24,11 +24,8 @@ WITH_MODEL = sparring_packed.WriteOptions(model=MODEL)
 @pytest.fixture
 def chain(training: Any) -> Any:
     """A full version and a delta, both with a model."""
-    training.save(training.draw(np.arange(50), 0))
-    training.publish(options=WITH_MODEL)
-    base = training.served_url()
-    training.save(training.draw(np.arange(5), 1))
-    training.publish(base=base, options=WITH_MODEL)
+    training.train(np.arange(50), options=WITH_MODEL)
+    training.train(np.arange(5), options=WITH_MODEL)
     return training
 
 

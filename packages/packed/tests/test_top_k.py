@@ -40,17 +40,11 @@ def by_sorting(
     """The best keys of each query, with the smaller key first for equal scores."""
     found = []
     for query, each in enumerate(scores):
-        unwanted: set[int] = set()
-        if exclude is not None:
-            begin, end = np.asarray(exclude[1])[query : query + 2]
-            unwanted = set(np.asarray(exclude[0])[begin:end].tolist())
         order = np.lexsort((keys, -each))
-        ranked = [
-            int(keys[at])
-            for at in order
-            if not np.isnan(each[at]) and int(keys[at]) not in unwanted
-        ]
-        found.append(ranked[:k])
+        ids, offsets = ([], [0] * (len(scores) + 1)) if exclude is None else exclude
+        unwanted = ids[offsets[query] : offsets[query + 1]]
+        is_wanted = ~np.isnan(each[order]) & ~np.isin(keys[order], unwanted)
+        found.append(keys[order][is_wanted][:k].tolist())
     return found
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +13,7 @@ from sparring.contracts import TableConfig
 from sparring_serve import LookupService, ShardPosition, ShardReplicas
 from sparring_serve.server import native_front_end
 from sparring_serve.testing import MemoryTables
-
-from .front_ends import Folder, FrontEnd, open_front_end
+from sparring_testing.serving.front_ends import Folder, FrontEnd, open_front_end
 
 ITEM, USER = TableConfig("item", 4, seed=3), TableConfig("user", 2)
 
@@ -48,17 +47,11 @@ def folder(tmp_path: Path) -> Folder:
 
 
 @pytest.fixture
-def open_servers() -> Iterator[Serve]:
+def open_servers(closing: ExitStack) -> Serve:
     """Starts servers: takes the arguments of `open_front_end`."""
-    started: list[FrontEnd] = []
-
-    def start(*arguments: Any, **options: Any) -> FrontEnd:
-        started.append(open_front_end(*arguments, **options))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.close()
+    return lambda *arguments, **options: closing.enter_context(
+        open_front_end(*arguments, **options)
+    )
 
 
 @pytest.fixture(params=KINDS)

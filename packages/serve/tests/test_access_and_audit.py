@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from sparring_serve import (
@@ -17,14 +17,10 @@ from sparring_serve import (
     ClientConfig,
     LookupServer,
     ParameterClient,
-    ServerConfig,
-    ServingConfig,
-    open_parameter_server,
 )
 from sparring_serve.security import check_local
 from sparring_serve.status import Status, StatusError
 from sparring_serve.testing import RawConnection, framed_message
-from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import (
     SERVICE,
     DescribeRequest,
@@ -34,6 +30,8 @@ from sparring_serve.wire.messages import (
     SnapshotRequest,
     TableIds,
 )
+from sparring_testing.serving.front_ends import call
+from sparring_testing.serving.memory_servers import open_learning_server
 
 from .conftest import Serve
 
@@ -44,34 +42,14 @@ ServeLearning = Callable[..., LookupServer]
 
 
 @pytest.fixture
-def serve_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServeLearning]:
-    monkeypatch.chdir(tmp_path)
-    started: list[LookupServer] = []
-
-    def start(address: str = "127.0.0.1:0", *, tokens: str = "", **options: Any) -> LookupServer:
+def serve_learning(tmp_path: Path, closing: ExitStack) -> ServeLearning:
+    def start(address: str = "127.0.0.1:0", *, tokens: str = "", **server: Any) -> LookupServer:
         if tokens:
-            (tmp_path / "tokens").write_text(tokens)
-            options["token_file"] = tmp_path / "tokens"
-        config = ServingConfig.model_validate(
-            {"parameters": {"tables": {"item": {"dim": 4}}, "folders": [str(tmp_path / "saved")]}}
-        ).model_copy(update={"server": ServerConfig(**options)})
-        started.append(open_parameter_server(config, address=address))
-        return started[-1]
+            server["token_file"] = tmp_path / "tokens"
+            server["token_file"].write_text(tokens)
+        return closing.enter_context(open_learning_server(tmp_path, address=address, server=server))
 
-    yield start
-    for each in started:
-        each.close()
-
-
-def call(address: str, method: str, request: Any = b"", **options: Any) -> tuple[str, str, Any]:
-    """Status, message and trailing metadata of a call."""
-    content = request if isinstance(request, bytes) else encode(request)
-    with grpc.insecure_channel(address) as channel:
-        made = channel.unary_unary(f"/{SERVICE}/{method}").future(
-            content, **{"timeout": 9, **options}
-        )
-        made.exception()
-        return made.code().name, made.details() or "", dict(made.trailing_metadata() or ())
+    return start
 
 
 def bearer(token: str, **more: str) -> tuple[tuple[str, str], ...]:
@@ -129,15 +107,18 @@ def test_without_tokens_other_machines_may_only_look_up(
     assert "has no server.token_file, so it accepts pushes" in caplog.text
     foreign = f"{own_address()}:{server.port}"
     for method in CHANGES:
-        code, message, _ = call(foreign, method)
+        code, message, _, _ = call(foreign, f"{SERVICE}/{method}")
         assert code == "PERMISSION_DENIED", method
         assert "server.token_file" in message
     assert server.metrics.value("rejected_total", reason="no_tokens") == len(CHANGES)
     pull = PullRequest((TableIds("item", bytes(8)),))
-    assert call(foreign, "Pull", pull)[0] == "OK"
-    assert call(foreign, "Describe", DescribeRequest())[0] == "OK"
+    assert call(foreign, f"{SERVICE}/Pull", pull)[0] == "OK"
+    assert call(foreign, f"{SERVICE}/Describe", DescribeRequest())[0] == "OK"
     # All calls from this machine are accepted.
-    assert call(f"127.0.0.1:{server.port}", "Push", PushRequest(client="a", sequence=1))[0] == "OK"
+    assert (
+        call(f"127.0.0.1:{server.port}", f"{SERVICE}/Push", PushRequest(client="a", sequence=1))[0]
+        == "OK"
+    )
     config = ClientConfig(insecure=True)
     with (
         ParameterClient(foreign, config) as client,
@@ -155,7 +136,7 @@ def test_loopback_is_recognized_on_a_socket_of_both_protocols(
         pytest.skip(f"this machine has no IPv6: {error}")
     for host in ("127.0.0.1", "[::1]"):
         request = PushRequest(client="a", sequence=1)
-        assert call(f"{host}:{server.port}", "Push", request)[0] == "OK", host
+        assert call(f"{host}:{server.port}", f"{SERVICE}/Push", request)[0] == "OK", host
 
 
 def test_with_tokens_the_role_decides(serve_learning: ServeLearning) -> None:
@@ -164,11 +145,11 @@ def test_with_tokens_the_role_decides(serve_learning: ServeLearning) -> None:
     )
     foreign = f"{own_address()}:{server.port}"
     push = PushRequest(client="a", sequence=1)
-    assert call(foreign, "Push", push, metadata=bearer(PUSH))[0] == "OK"
-    assert call(foreign, "Save", metadata=bearer(PUSH))[0] == "PERMISSION_DENIED"
-    assert call(foreign, "Save", metadata=bearer(ADMIN))[0] == "OK"
+    assert call(foreign, f"{SERVICE}/Push", push, metadata=bearer(PUSH))[0] == "OK"
+    assert call(foreign, f"{SERVICE}/Save", metadata=bearer(PUSH))[0] == "PERMISSION_DENIED"
+    assert call(foreign, f"{SERVICE}/Save", metadata=bearer(ADMIN))[0] == "OK"
     # Loopback addresses need a token, too.
-    assert call(server.address.replace("0.0.0.0", "127.0.0.1"), "Push", push)[0] == (
+    assert call(server.address.replace("0.0.0.0", "127.0.0.1"), f"{SERVICE}/Push", push)[0] == (
         "UNAUTHENTICATED"
     )
 
@@ -198,7 +179,9 @@ def test_saves_loads_and_refreshes_are_audited_also_if_they_are_rejected(
     serve_learning: ServeLearning, audit: Callable[[], list[str]], tmp_path: Path
 ) -> None:
     server = serve_learning(tokens=f"# roles\npull {PULL}\nadmin {ADMIN}")
-    code, _, metadata = call(server.address, "Save", SnapshotRequest("a"), metadata=bearer(ADMIN))
+    code, _, metadata, _ = call(
+        server.address, f"{SERVICE}/Save", SnapshotRequest("a"), metadata=bearer(ADMIN)
+    )
     [line] = audit()
     assert code == "OK"
     assert re.fullmatch(
@@ -207,19 +190,19 @@ def test_saves_loads_and_refreshes_are_audited_also_if_they_are_rejected(
         line,
     )
     # A save without a name is logged with the one that it got.
-    call(server.address, "Save", metadata=bearer(ADMIN, **{"x-request-id": "mine-7"}))
+    call(server.address, f"{SERVICE}/Save", metadata=bearer(ADMIN, **{"x-request-id": "mine-7"}))
     [line] = audit()
     assert line.startswith(f"Save '{tmp_path}/saved/step-000000000000' by ")
     assert line.endswith("request id 'mine-7'")
-    call(server.address, "Load", SnapshotRequest("b"), metadata=bearer(ADMIN))
+    call(server.address, f"{SERVICE}/Load", SnapshotRequest("b"), metadata=bearer(ADMIN))
     assert re.match(r"Load 'b' by .*: FAILED_PRECONDITION after ", audit()[0])
-    call(server.address, "Load", SnapshotRequest("b"), metadata=bearer(PULL))
+    call(server.address, f"{SERVICE}/Load", SnapshotRequest("b"), metadata=bearer(PULL))
     assert re.match(r"Load by ipv4:\S+: PERMISSION_DENIED after ", audit()[0])
-    call(server.address, "Refresh", timeout=5)
+    call(server.address, f"{SERVICE}/Refresh", timeout=5)
     assert re.match(r"Refresh by ipv4:\S+: UNAUTHENTICATED after ", audit()[0])
-    call(server.address, "Save", b"\x0a", metadata=bearer(ADMIN))
+    call(server.address, f"{SERVICE}/Save", b"\x0a", metadata=bearer(ADMIN))
     assert re.match(r"Save 'a damaged request' by .*: INVALID_ARGUMENT after ", audit()[0])
-    call(server.address, "Save", timeout=None, metadata=bearer(ADMIN))
+    call(server.address, f"{SERVICE}/Save", timeout=None, metadata=bearer(ADMIN))
     assert ": INVALID_ARGUMENT after " in audit()[0]
 
 
@@ -228,7 +211,12 @@ def test_a_request_id_and_a_name_cannot_forge_a_line(
 ) -> None:
     server = serve_learning()
     name = "a\nSave 'b' by nobody: done"
-    call(server.address, "Load", SnapshotRequest(name), metadata=(("x-request-id", "i" * 999),))
+    call(
+        server.address,
+        f"{SERVICE}/Load",
+        SnapshotRequest(name),
+        metadata=(("x-request-id", "i" * 999),),
+    )
     [line] = audit()
     assert "\n" not in line
     assert line.endswith(f"request id '{'i' * 64}'")
@@ -239,11 +227,11 @@ def test_parts_of_other_shards_are_audited_and_lookups_are_not(
 ) -> None:
     server = serve_learning()
     part = PartRequest("a", token="b" * 32, step=3, shard=0, num_shards=1)
-    call(server.address, "SavePart", PartRequest(asks=True, shard=0, num_shards=1))
-    call(server.address, "Push", PushRequest(client="a", sequence=1))
-    call(server.address, "Describe")
+    call(server.address, f"{SERVICE}/SavePart", PartRequest(asks=True, shard=0, num_shards=1))
+    call(server.address, f"{SERVICE}/Push", PushRequest(client="a", sequence=1))
+    call(server.address, f"{SERVICE}/Describe")
     assert audit() == []
-    call(server.address, "SavePart", part)
+    call(server.address, f"{SERVICE}/SavePart", part)
     assert re.match(r"SavePart 'a' by ipv4:\S+: ", audit()[0])
 
 
@@ -254,14 +242,17 @@ def test_refreshes_are_allowed_and_audited_equally_by_both_servers(
     server = serve(address="0.0.0.0:0", insecure=True)
     port = server.address.rpartition(":")[2]
     for host, expected in ((own, "PERMISSION_DENIED"), ("127.0.0.1", "OK")):
-        assert call(f"{host}:{port}", "Refresh")[0] == expected
-        assert call(f"{host}:{port}", "Describe")[0] == "OK"
+        assert call(f"{host}:{port}", f"{SERVICE}/Refresh")[0] == expected
+        assert call(f"{host}:{port}", f"{SERVICE}/Describe")[0] == "OK"
     tokens = tmp_path / "tokens"
     tokens.write_text(f"# roles\npull {PULL}\nadmin {ADMIN}")
     server = serve(token_file=tokens)
-    code, _, metadata = call(server.address, "Refresh", metadata=bearer(ADMIN))
+    code, _, metadata, _ = call(server.address, f"{SERVICE}/Refresh", metadata=bearer(ADMIN))
     given = bearer(PULL, **{"x-request-id": "i" * 999})
-    assert (code, call(server.address, "Refresh", metadata=given)[0]) == ("OK", "PERMISSION_DENIED")
+    assert (code, call(server.address, f"{SERVICE}/Refresh", metadata=given)[0]) == (
+        "OK",
+        "PERMISSION_DENIED",
+    )
     lines = [each for each in server.lines if "Refresh by" in each]
     assert re.search(
         r"Refresh by ipv4:127\.0\.0\.1:\d+, admin token of line 3: done after \d\.\d{3} s, request id "
@@ -279,4 +270,4 @@ def test_request_ids_that_grpc_cannot_send_are_replaced(serve: Serve, request_id
         stream = connection.begin(f"/{SERVICE}/Refresh", timeout="9S", request_id=request_id)
         connection.send(stream, framed_message(b""), is_last=True)
         assert connection.status(stream, 10) == 0
-    assert call(server.address, "Describe")[0] == "OK"
+    assert call(server.address, f"{SERVICE}/Describe")[0] == "OK"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 pytest.importorskip("sparring_train", reason="needs sparring-train")
 
 from sparring_redis.testing.server import RedisServer, redis_server_missing
+from sparring_testing.processes.waiting import wait_until
 
 KEYS = np.arange(60)
 LONG = ClientConfig(deadline_seconds=10.0)
@@ -88,13 +88,6 @@ def rows_in(redis: RedisServer) -> Any:
         return storage.find(KEYS).rows[:, :4]
 
 
-def wait_for(is_so: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_served_rows_follow_training(redis: RedisServer) -> None:
     train()
     command = [sys.executable, "-m", "sparring", "serve", "serving.yaml"]
@@ -109,7 +102,7 @@ def test_served_rows_follow_training(redis: RedisServer) -> None:
                 train("training.epochs=3", "snapshots.resume=true")
                 after = rows_in(redis)
                 assert (after != before).any(axis=1).sum() > 40
-                wait_for(lambda: bool((client.pull({"item": KEYS}).rows["item"] == after).all()))
+                wait_until(lambda: bool((client.pull({"item": KEYS}).rows["item"] == after).all()))
         finally:
             serving.send_signal(signal.SIGTERM)
             try:
@@ -133,7 +126,7 @@ def test_cached_rows_are_answered_while_redis_is_away(redis: RedisServer) -> Non
         gauges = server.service.tables.gauges
         assert gauges()["cache_hits"] >= 150
         assert gauges()["cache_rows"] == 50
-        wait_for(lambda: gauges()["cache_failed_polls"] > 0)
+        wait_until(lambda: gauges()["cache_failed_polls"] > 0)
         assert gauges()["cache_behind_seconds"] > 0.05
 
 

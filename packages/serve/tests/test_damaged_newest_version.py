@@ -26,9 +26,10 @@ from sparring_serve import (
 from sparring_serve.tables import packed as packed_tables_module
 from sparring_serve.tables.packed import open_packed_tables
 from sparring_serve.wire.messages import SERVICE
+from sparring_testing.faults.damaged_file import flip_byte
+from sparring_testing.serving.front_ends import ITEM, USER, Folder, call, pull, read_metrics
 
 from .conftest import Serve
-from .front_ends import ITEM, USER, Folder, call, pull, read_metrics
 
 LONG = ClientConfig(deadline_seconds=9.0)
 KEYS = np.arange(50, dtype=np.int64)
@@ -70,37 +71,15 @@ def served(tmp_path: Path) -> Served:
     return Served(tmp_path)
 
 
-def flip(path: Path) -> None:
-    """Changes the last byte; a second call restores it."""
-    path.chmod(0o644)
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
-def flip_rows(version: Path) -> None:
+def rows_file(version: Path) -> Path:
     [rows] = version.glob("rows.item.*")
-    flip(rows)
-
-
-def flip_manifest(version: Path) -> None:
-    flip(version / "manifest.json")
-
-
-def remove_rows(version: Path) -> None:
-    [rows] = version.glob("rows.item.*")
-    rows.unlink()
-
-
-def remove_base(version: Path) -> None:
-    shutil.rmtree(version.with_name("step-2"))
+    return rows
 
 
 def replace_base(version: Path) -> None:
     """Puts another version in the place of the base of a delta."""
-    base = version.with_name("step-2")
-    shutil.rmtree(base)
-    shutil.copytree(version.with_name("step-1"), base)
+    shutil.rmtree(version.with_name("step-2"))
+    shutil.copytree(version.with_name("step-1"), version.with_name("step-2"))
 
 
 def steps(client: LookupClient) -> set[float]:
@@ -108,24 +87,33 @@ def steps(client: LookupClient) -> set[float]:
 
 
 @pytest.mark.parametrize(
-    "damage", [flip_rows, flip_manifest, remove_rows, remove_base, replace_base]
+    ("damage", "served_base"),
+    [
+        pytest.param(lambda version: flip_byte(rows_file(version), -1), "", id="flipped rows"),
+        pytest.param(
+            lambda version: flip_byte(version / "manifest.json"), "", id="flipped manifest"
+        ),
+        pytest.param(lambda version: rows_file(version).unlink(), "", id="removed rows"),
+        pytest.param(
+            lambda version: shutil.rmtree(version.with_name("step-2")), "step-1", id="removed base"
+        ),
+        # The base that was replaced is a copy of version 1.
+        pytest.param(replace_base, "step-2", id="replaced base"),
+    ],
 )
 def test_the_newest_intact_version_is_served_and_the_rest_is_reported(
-    kind: str, open_servers: Serve, served: Served, damage: Callable[[Path], None]
+    kind: str, open_servers: Serve, served: Served, damage: Callable[[Path], None], served_base: str
 ) -> None:
     served.publish(1)
-    is_over_base = damage in (remove_base, replace_base)
-    if is_over_base:
+    if served_base:
         served.publish(2)
-    damage(served.publish(3, base=2 if is_over_base else None))
+    damage(served.publish(3, base=2 if served_base else None))
     server = open_servers(kind, served)
     with LookupClient(server.address, LONG) as client:
         assert steps(client) == {1}
         log = "".join(server.lines)
         assert "the newest version cannot be served" in log
-        # The base that was replaced is a copy of version 1.
-        name = "step-2" if damage is replace_base else "step-1"
-        assert f"server.pin={name} serves no other" in log
+        assert f"server.pin={served_base or 'step-1'} serves no other" in log
         counted = read_metrics(server)
         assert counted['refreshes_total{result="refused"}'] == 1
         assert counted["is_behind"] == 1
@@ -148,7 +136,7 @@ def test_a_damaged_newer_version_is_rejected_until_a_newer_one_arrives(
     served.publish(1)
     server = open_servers(kind, served)
     assert read_metrics(server)["is_behind"] == 0
-    flip_rows(served.publish(2))
+    flip_byte(rows_file(served.publish(2)), -1)
     refused = server.refresh().refused
     with LookupClient(server.address, LONG) as client:
         assert "step-2" in refused
@@ -180,7 +168,7 @@ def test_a_repaired_version_is_served_after_a_minute(
 ) -> None:
     served.publish(1)
     newest = served.publish(2)
-    flip_rows(newest)
+    flip_byte(rows_file(newest), -1)
     tried: list[str] = []
     opened = sparring_packed.open
     monkeypatch.setattr(
@@ -189,7 +177,7 @@ def test_a_repaired_version_is_served_after_a_minute(
         lambda url, **options: tried.append(url) or opened(url, **options),
     )
     with served.serve() as server, LookupClient(server.address, LONG) as client:
-        flip_rows(newest)
+        flip_byte(rows_file(newest), -1)
         num_tried = len(tried)
         # Every byte of a version is hashed to find damage, so not in every check.
         assert "damaged" in server.refresher.refresh().refused
@@ -203,7 +191,7 @@ def test_a_pinned_version_that_is_damaged_is_an_error_that_names_server_pin(
     served: Served,
 ) -> None:
     served.publish(1)
-    flip_rows(served.publish(2))
+    flip_byte(rows_file(served.publish(2)), -1)
     with pytest.raises(
         SnapshotError, match=r"server\.pin=step-2 selects this version: select another"
     ):
@@ -217,8 +205,8 @@ def test_a_pin_that_is_not_a_name_is_rejected(name: str) -> None:
 
 
 def test_a_server_without_an_intact_version_does_not_start(served: Served) -> None:
-    flip_rows(served.publish(1))
-    flip_manifest(served.publish(2))
+    flip_byte(rows_file(served.publish(1)), -1)
+    flip_byte(served.publish(2) / "manifest.json")
     with pytest.raises(SnapshotError, match=r"step-2.*write a serving snapshot: sparring publish"):
         served.serve()
 
@@ -243,7 +231,7 @@ def test_versions_at_a_url_are_served_equally(served: Served, tmp_path: Path) ->
     fsspec = pytest.importorskip("fsspec", reason="opens URLs")
     served.publish(1)
     damaged = served.publish(2)
-    flip_rows(damaged)
+    flip_byte(rows_file(damaged), -1)
     url = f"memory://{tmp_path.name}/served"
     system = fsspec.filesystem("memory")
 

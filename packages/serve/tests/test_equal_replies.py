@@ -40,8 +40,15 @@ from sparring_serve.wire.open_inference import (
     RequestedOutput,
     TensorContents,
 )
-
-from .front_ends import Folder, FrontEnd, Reply, call, open_front_end, pull, read_metrics
+from sparring_testing.serving.front_ends import (
+    Folder,
+    FrontEnd,
+    Reply,
+    call,
+    open_front_end,
+    pull,
+    read_metrics,
+)
 
 pytestmark = pytest.mark.skipif(
     not EXECUTABLE.exists(),
@@ -187,11 +194,11 @@ REQUESTS: list[tuple[str, Any]] = [
 
 def comparable(method: str, reply: Reply) -> Any:
     """Decodes a reply, without ages."""
-    code, message, attached, content = reply
+    code, message, metadata, content = reply
     kinds = {"Pull": PullReply, "Describe": DescribeReply, "Scan": ScanReply}
     kind = kinds.get(method.rpartition("/")[2])
     if kind is None or code != "OK":
-        return code, message, attached, content
+        return code, message, metadata.get("sparring-shard-map-bin"), content
     decoded: Any = decode(kind, content)
     if kind is not ScanReply:
         assert 0 <= decoded.age_seconds < 600

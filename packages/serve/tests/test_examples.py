@@ -15,9 +15,9 @@ import pytest
 from sparring.adapter import initial_rows
 from sparring.contracts import partition
 from sparring_serve import ClientConfig, LookupClient, ShardPosition, ShardReplicas
+from sparring_testing.serving.front_ends import ITEM
 
 from .conftest import NATIVE, Serve
-from .front_ends import ITEM
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NODE = shutil.which("node")

@@ -17,9 +17,7 @@ from sparring_serve import ClientConfig, LookupClient, ServingConfig, ShardPosit
 from sparring_serve.server import native_front_end
 from sparring_serve.wire.fields import decode
 from sparring_serve.wire.messages import SERVICE, GateMessage, RefreshReply
-
-from .conftest import Serve
-from .front_ends import (
+from sparring_testing.serving.front_ends import (
     KEYS,
     ONE_SHARD,
     Folder,
@@ -28,6 +26,8 @@ from .front_ends import (
     open_front_end,
     read_metrics,
 )
+
+from .conftest import Serve
 
 LONG = ClientConfig(deadline_seconds=20)
 

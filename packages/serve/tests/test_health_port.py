@@ -20,10 +20,11 @@ from sparring_serve import (
 from sparring_serve.testing import MemoryTables
 from sparring_serve.wire.messages import SERVICE
 from sparring_serve.wire.open_inference import HEALTH, INFERENCE, ServingStatus
+from sparring_testing.processes.certificates import make_certificate
+from sparring_testing.serving.front_ends import call
 
 from .conftest import Serve
-from .front_ends import call
-from .test_server import make_certificate, status_of
+from .test_server import status_of
 
 PLACE = ShardPosition(ShardReplicas((("127.0.0.1:7433",),)))
 

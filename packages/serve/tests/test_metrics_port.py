@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import socket
-import ssl
 import urllib.error
 import urllib.request
 from contextlib import suppress
@@ -17,30 +16,13 @@ from sparring_cli import ExitCode, main
 from sparring_serve import TlsFiles
 from sparring_serve.config import ServerConfig
 from sparring_serve.server.lookup_server import check_access
+from sparring_testing.processes.certificates import make_certificate
+from sparring_testing.processes.waiting import wait_until
+from sparring_testing.serving.front_ends import Folder, scrape
 
 from .conftest import KINDS, Serve
-from .front_ends import Folder, FrontEnd
-from .test_server import make_certificate
-from .test_silent_calls import wait_until
 
 TOKEN = "t" * 20
-
-
-def scrape(server: FrontEnd, token: str = "", ca: Path | None = None) -> tuple[int, str]:
-    """Returns the status and the page."""
-    handlers = [urllib.request.ProxyHandler({})]
-    if ca is not None:
-        context = ssl.create_default_context(cafile=str(ca))
-        handlers.append(urllib.request.HTTPSHandler(context=context))
-    opener = urllib.request.build_opener(*handlers)
-    scheme = "http" if ca is None else "https"
-    headers = {"Authorization": token} if token else {}
-    url = f"{scheme}://{server.metrics_address}/metrics"
-    try:
-        with opener.open(urllib.request.Request(url, headers=headers), timeout=60) as page:
-            return page.status, page.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
 
 
 def test_a_request_without_the_token_is_rejected(serve: Serve, tmp_path: Path) -> None:

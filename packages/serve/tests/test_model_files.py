@@ -40,9 +40,9 @@ from sparring_serve.wire.messages import (
     ReadModelRequest,
     VersionMessage,
 )
+from sparring_testing.serving.front_ends import ITEM, ONE_SHARD, Folder, FrontEnd, call, make_config
 
 from .conftest import Serve
-from .front_ends import ITEM, ONE_SHARD, Folder, FrontEnd, call, make_config
 
 CONFIG = ClientConfig(deadline_seconds=9)
 

@@ -27,9 +27,9 @@ from sparring_serve.wire.open_inference import (
     RequestedOutput,
     TensorContents,
 )
+from sparring_testing.serving.front_ends import Folder, call, open_front_end
 
 from .conftest import ITEM, USER, rows_of_step
-from .front_ends import Folder, call, open_front_end
 
 PLACES = ("request", "input", "output")
 IDS = np.array([7, -1], np.int64)

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from sparring_serve import ShardPosition, ShardReplicas
+from sparring_testing.serving.front_ends import ITEM, Folder, open_front_end
 
 from .conftest import NATIVE
-from .front_ends import ITEM, Folder, open_front_end
 
 PYTHON = os.environ.get("SPARRING_SERVE_PEERS_PYTHON")
 TENSORFLOW_PYTHON = os.environ.get("SPARRING_SERVE_TENSORFLOW_PYTHON")

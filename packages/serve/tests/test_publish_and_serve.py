@@ -51,11 +51,15 @@ from sparring_serve.wire.messages import Missing, PullReply, PullRequest, RowDty
 
 pytest.importorskip("sparring_packed")
 
+import contextlib
+from contextlib import ExitStack
+
 from sparring_packed import read_manifest
 from sparring_serve.tables.packed import open_packed_tables
+from sparring_testing.faults.damaged_file import flip_byte
+from sparring_testing.serving.front_ends import FrontEnd, open_front_end, read_metrics
 
 from .conftest import NATIVE, Serve
-from .front_ends import FrontEnd, open_front_end, read_metrics
 
 ITEM, USER = TableConfig("item", 4, seed=3), TableConfig("user", 8)
 KEYS = np.arange(500, dtype=np.int64)
@@ -147,15 +151,6 @@ def check(rows: np.ndarray, keys: np.ndarray, step: int) -> None:
     assert (np.delete(rows, 1, axis=1) == step).all()
 
 
-def damage(folder: str, pattern: str, place: int) -> None:
-    """Changes one byte of a file."""
-    [path] = Path(folder).glob(pattern)
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.chmod(0o644)
-    path.write_bytes(content)
-
-
 def test_a_save_of_a_run_is_served_bit_for_bit(run: Run, serve: Serve) -> None:
     published = run.save_and_publish()
     assert not published.is_delta
@@ -200,7 +195,8 @@ def test_a_damaged_delta_is_rejected_and_the_next_full_snapshot_is_served(
     with serve() as server, LookupClient(server.address, LONG) as client:
         run.save_and_publish(KEYS[:9], is_delta=True)
         # The last bytes of a file are of rows.
-        damage(run.out, "step-002/*rows.item.*", -1)
+        [path] = Path(run.out).glob("step-002/*rows.item.*")
+        flip_byte(path, -1)
         assert "damaged" in server.refresh().refused
         check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
         assert read_metrics(server)['refreshes_total{result="refused"}'] == 1
@@ -425,7 +421,8 @@ def test_wrong_requests_to_publish_are_rejected(run: Run) -> None:
 
 def test_a_damaged_snapshot_is_not_published(run: Run) -> None:
     run.save()
-    damage(run.url, "step-001/*rows*item*", 1000)
+    [path] = Path(run.url).glob("step-001/*rows*item*")
+    flip_byte(path, 1000)
     with pytest.raises(SnapshotDamagedError):
         run.publish()
     assert [each for each in Path(run.out).iterdir() if not each.name.startswith(".")] == []
@@ -480,6 +477,10 @@ class Replica:
                 return
         raise AssertionError("".join(lines))
 
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.end()
+
     def end(self, number: int = signal.SIGKILL) -> int:
         self.process.send_signal(number)
         code = self.process.wait(timeout=60)
@@ -492,22 +493,13 @@ StartReplica = Callable[..., Replica]
 
 
 @pytest.fixture
-def start_replica(kind: str, run: Run, tmp_path: Path) -> Iterator[StartReplica]:
+def start_replica(kind: str, run: Run, tmp_path: Path, closing: ExitStack) -> StartReplica:
     """Starts servers of one kind."""
     run.save_and_publish()
     config = tmp_path / "serving.yaml"
     options = f"{{poll_seconds: 0.05, threads: 2, front_end: {kind}}}"
     config.write_text(f"snapshots: {run.out}\nserver: {options}\n")
-    started: list[Replica] = []
-
-    def start(*options: str) -> Replica:
-        started.append(Replica(config, *options))
-        return started[-1]
-
-    yield start
-    for each in started:
-        if each.process.poll() is None:
-            each.end()
+    return lambda *options: closing.enter_context(contextlib.closing(Replica(config, *options)))
 
 
 # Python's servers take seconds to start again.

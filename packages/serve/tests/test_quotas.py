@@ -25,9 +25,9 @@ from sparring_serve.limits import Quotas
 from sparring_serve.status import StatusError
 from sparring_serve.wire.messages import SERVICE
 from sparring_serve.wire.open_inference import HEALTH, INFERENCE, InferRequest, InferTensor
+from sparring_testing.serving.front_ends import FrontEnd, call, pull, read_metrics
 
 from .conftest import Serve
-from .front_ends import FrontEnd, call, pull, read_metrics
 
 OLD, NEW, OTHER, ADMIN = "o" * 16, "n" * 16, "x" * 16, "a" * 16
 TOKENS = f"pull {OLD} client=ads\npull {NEW} client=ads\n# others\npush {OTHER}\nadmin {ADMIN}\n"

@@ -32,9 +32,9 @@ from sparring_serve.testing import FaultyTransport, MemoryTables
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.messages import RecommendReply, RecommendRequest
 from sparring_serve.wire.rows import as_bytes
+from sparring_testing.serving.front_ends import Folder
 
 from .conftest import Serve
-from .front_ends import Folder
 
 library = pytest.importorskip("sparring_packed.library", reason="sparring-packed is not installed")
 if not library.library_path().exists():

@@ -13,22 +13,18 @@ import numpy as np
 import pytest
 
 from sparring.errors import PluginError
-from sparring_serve import LookupServer, ServerConfig, ServingConfig, ShardPosition, ShardReplicas
+from sparring_serve import ShardPosition, ShardReplicas
 from sparring_serve.server.reflection import PROTO_FILES, _described, read_proto
 from sparring_serve.testing import MemoryTables
 from sparring_serve.wire import messages, open_inference
 from sparring_serve.wire.messages import SERVICE
 from sparring_serve.wire.open_inference import HEALTH, INFERENCE
+from sparring_testing.serving.front_ends import call
+from sparring_testing.serving.memory_servers import open_memory_server
 
 from .conftest import Serve
-from .front_ends import call
 
 PLACE = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
-
-
-def reflecting(tables: MemoryTables, **server: Any) -> LookupServer:
-    config = ServingConfig(server=ServerConfig(poll_seconds=3600, **server))
-    return LookupServer(tables, config, PLACE, "127.0.0.1:0")
 
 
 def test_a_generic_client_calls_by_the_descriptions_of_the_server(tables: MemoryTables) -> None:
@@ -40,7 +36,7 @@ def test_a_generic_client_calls_by_the_descriptions_of_the_server(tables: Memory
     )
 
     with (
-        reflecting(tables, reflection=True) as server,
+        open_memory_server(tables, reflection=True) as server,
         grpc.insecure_channel(server.address) as channel,
     ):
         told = ProtoReflectionDescriptorDatabase(channel)
@@ -85,7 +81,7 @@ def method_of(channel: grpc.Channel, pool: Any, service: str, name: str) -> Any:
 
 def test_reflection_exists_only_on_request(tables: MemoryTables) -> None:
     method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-    with reflecting(tables) as server, grpc.insecure_channel(server.address) as channel:
+    with open_memory_server(tables) as server, grpc.insecure_channel(server.address) as channel:
         stream = channel.stream_stream(method)
         with pytest.raises(grpc.RpcError) as caught:
             next(stream(iter([b""]), timeout=10))
@@ -96,7 +92,7 @@ def test_a_missing_package_is_named(tables: MemoryTables, monkeypatch: pytest.Mo
     for name in ("grpc_reflection", "grpc_reflection.v1alpha"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(PluginError, match=r"pip install 'sparring-serve\[reflection\]'"):
-        reflecting(tables, reflection=True)
+        open_memory_server(tables, reflection=True)
 
 
 OURS = {

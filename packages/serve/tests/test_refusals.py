@@ -26,9 +26,9 @@ from sparring_serve import (
 from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
 from sparring_serve.testing import MemoryTables
 from sparring_serve.wire.messages import SERVICE, PullRequest, TableIds
+from sparring_testing.serving.front_ends import KEYS, Folder, FrontEnd, call, pull, read_metrics
 
 from .conftest import Serve
-from .front_ends import KEYS, Folder, FrontEnd, call, pull, read_metrics
 
 PLACE = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
 LONG = ClientConfig(deadline_seconds=20)
@@ -163,8 +163,8 @@ def test_keys_of_other_shards_are_rejected_with_the_shard_map(serve: Serve) -> N
     servers = [serve(ShardPosition(shards, number)) for number in (0, 1)]
     with LookupClient([[each.address] for each in servers], LONG) as client:
         assert client.pull({"item": KEYS}).rows["item"][:, 1].tolist() == KEYS.tolist()
-    code, message, attached, _ = call(servers[0].address, f"{SERVICE}/Pull", pull(("item", KEYS)))
-    assert (code, attached) == ("FAILED_PRECONDITION", shards.to_bytes())
+    code, message, metadata, _ = call(servers[0].address, f"{SERVICE}/Pull", pull(("item", KEYS)))
+    assert (code, metadata["sparring-shard-map-bin"]) == ("FAILED_PRECONDITION", shards.to_bytes())
     assert "and shard 1 of 2 has the partitions 0 to 2047; use the attached shard map" in message
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +17,13 @@ from sparring.errors import (
     UnknownTableError,
     UnsupportedError,
 )
-from sparring_serve import LookupServer, ServerConfig, ServingConfig, ShardPosition, ShardReplicas
-from sparring_serve.testing import MemoryTables
-
-ITEM = TableConfig("item", 4, seed=3)
-ROWS = {"item": {key: [1, key, -key, 0.5] for key in range(100)}}
+from sparring_serve import LookupServer
+from sparring_testing.serving.memory_servers import ITEM, open_memory_server
 
 
 @pytest.fixture
-def server() -> LookupServer:
-    config = ServingConfig(server=ServerConfig(poll_seconds=3600))
-    position = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
-    with LookupServer(MemoryTables([ITEM], ROWS), config, position, "127.0.0.1:0") as started:
-        yield started
+def server(closing: ExitStack) -> LookupServer:
+    return closing.enter_context(open_memory_server())
 
 
 def test_rows_are_found_by_key_and_columns(server: LookupServer) -> None:

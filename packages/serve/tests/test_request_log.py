@@ -30,9 +30,10 @@ from sparring_serve.server import native_front_end
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import PullRequest, SampleColumn, TableIds
 from sparring_serve.wire.open_inference import INFERENCE, InferRequest, InferTensor
+from sparring_testing.processes.waiting import wait_until
+from sparring_testing.serving.front_ends import ONE_SHARD, Folder, call, make_config, read_metrics
 
 from .conftest import Serve
-from .front_ends import ONE_SHARD, Folder, call, make_config, read_metrics
 
 pyarrow = pytest.importorskip("pyarrow", reason="writes and reads the log")
 from sparring_serve.server import log_writer  # noqa: E402 - imports pyarrow
@@ -44,16 +45,6 @@ LONG = ClientConfig(deadline_seconds=20)
 def read_log(folder: Path) -> list[Any]:
     """Returns the tables of the files, oldest first."""
     return [pyarrow.ipc.open_stream(path).read_all() for path in sorted(folder.glob("*.arrows"))]
-
-
-def wait_for_rows(folder: Path, count: int) -> list[Any]:
-    end = time.monotonic() + 60
-    while True:
-        tables = read_log(folder)
-        if sum(map(len, tables)) >= count:
-            return tables
-        assert time.monotonic() < end, f"found {tables}, expected {count} rows"
-        time.sleep(0.05)
 
 
 def test_samples_are_logged_with_request_id_time_and_version(serve: Serve, tmp_path: Path) -> None:
@@ -143,6 +134,11 @@ def test_the_native_server_inherits_the_socket_of_the_log(
         assert inherited.get_inheritable()
         inherited.send(pull("a", 1))
     assert wait_for_rows(path, 1)[0]["request_id"].to_pylist() == ["a"]
+
+
+def wait_for_rows(folder: Path, count: int) -> list[Any]:
+    wait_until(lambda: sum(map(len, read_log(folder))) >= count, 60, lambda: read_log(folder))
+    return read_log(folder)
 
 
 def message(kind: LoggedKind, content: bytes) -> bytes:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts import TableConfig
 from sparring.errors import DeadlineError
 from sparring_serve import (
     AsyncLookupClient,
@@ -23,9 +23,7 @@ from sparring_serve import (
     LookupServer,
     ParameterClient,
     ReplicasFailedError,
-    ServerConfig,
     ServingConfig,
-    ShardPosition,
     ShardReplicas,
     open_parameter_server,
 )
@@ -34,12 +32,11 @@ from sparring_serve.client.replicas import pauses
 from sparring_serve.client.transport import PROBE_SECONDS
 from sparring_serve.testing import MemoryTables
 from sparring_testing.processes.deadlines import check_with_deadlines
+from sparring_testing.serving.front_ends import Folder
+from sparring_testing.serving.memory_servers import ITEM, ROWS, open_memory_server
 
-from .front_ends import Folder
 from .proxies import Proxy
 
-ITEM = TableConfig("item", 4, seed=3)
-ROWS = {"item": {key: [1, key, -key, 0.5] for key in range(100)}}
 IDS = np.arange(100)
 
 
@@ -55,44 +52,15 @@ Serve = Callable[..., LookupServer]
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
-    started: list[LookupServer] = []
-
-    def start(
-        tables: MemoryTables | None = None, *, shard: int = 0, shards: int = 1, **options: Any
-    ) -> LookupServer:
-        config = ServingConfig(
-            server=ServerConfig(**{"poll_seconds": 3600, "drain_seconds": 0, **options})
-        )
-        position = ShardPosition(
-            ShardReplicas(tuple((f"127.0.0.1:{each + 1}",) for each in range(shards))), shard
-        )
-        served = MemoryTables([ITEM], ROWS) if tables is None else tables
-        started.append(LookupServer(served, config, position, "127.0.0.1:0"))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.close()
+def serve(closing: ExitStack) -> Serve:
+    return lambda *given, **server: closing.enter_context(
+        open_memory_server(*given, drain_seconds=0, **server)
+    )
 
 
 @pytest.fixture
-def proxy() -> Iterator[Callable[[LookupServer], Proxy]]:
-    made: list[Proxy] = []
-
-    def before(server: LookupServer) -> Proxy:
-        made.append(Proxy(server.port))
-        return made[-1]
-
-    yield before
-    for each in made:
-        each.close()
-
-
-@pytest.fixture
-def closing() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
+def proxy(closing: ExitStack) -> Callable[[LookupServer], Proxy]:
+    return lambda server: closing.enter_context(contextlib.closing(Proxy(server.port)))
 
 
 def check(answer: LookupReply) -> None:

@@ -6,19 +6,17 @@ The file is long because most tests run with both servers, and some with tables 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sparring.contracts import TableConfig
 from sparring.errors import ConfigError, SnapshotDamagedError, StorageIOError
 from sparring_serve import (
     AccessError,
@@ -27,7 +25,6 @@ from sparring_serve import (
     LookupClient,
     LookupServer,
     ReplicasFailedError,
-    ServerConfig,
     ServingConfig,
     ShardPosition,
     ShardReplicas,
@@ -52,32 +49,21 @@ from sparring_serve.wire.open_inference import (
     ServerMetadata,
     TensorContents,
 )
+from sparring_testing.processes.certificates import make_certificate
+from sparring_testing.serving.front_ends import Folder, FrontEnd, call, pull, read_metrics
+from sparring_testing.serving.memory_servers import ITEM, ROWS, open_memory_server
 
 from .conftest import Serve
-from .front_ends import Folder, FrontEnd, call, pull, read_metrics
 
-ITEM = TableConfig("item", 4, seed=3)
-ROWS = {"item": {key: [1, key, -key, 0.5] for key in range(100)}}
 LONG = ClientConfig(deadline_seconds=20)
 
 ServeMemory = Callable[..., LookupServer]
 
 
 @pytest.fixture
-def serve_memory() -> Iterator[ServeMemory]:
+def serve_memory(closing: ExitStack) -> ServeMemory:
     """Starts servers in Python of tables in memory."""
-    started: list[LookupServer] = []
-
-    def start(tables: MemoryTables | None = None, **options: Any) -> LookupServer:
-        config = ServingConfig(server=ServerConfig(**{"poll_seconds": 3600, **options}))
-        served = MemoryTables([ITEM], ROWS) if tables is None else tables
-        position = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
-        started.append(LookupServer(served, config, position, "127.0.0.1:0"))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.close()
+    return lambda *given, **server: closing.enter_context(open_memory_server(*given, **server))
 
 
 def answer_of(server: FrontEnd, method: str, request: Any = b"", **options: Any) -> bytes:
@@ -411,29 +397,11 @@ def test_wrong_files_of_tokens_are_rejected_without_their_tokens(
         serve_memory(token_file=tmp_path / "none")
 
 
-def make_certificate(folder: Path, name: str, authority: Path | None = None) -> Path:
-    """A certificate for 127.0.0.1, of itself or of an authority, with its key next to it."""
-    folder.mkdir(exist_ok=True)
-    made = folder / f"{name}.pem"
-    extensions = ["-addext", "subjectAltName=IP:127.0.0.1"]
-    signed = (
-        [] if authority is None else ["-CA", authority, "-CAkey", authority.with_suffix(".key")]
-    )
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-         "-nodes", "-days", "1", "-subj", f"/CN={name}", *extensions, *map(str, signed),
-         "-keyout", str(made.with_suffix(".key")), "-out", str(made)],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return made
-
-
 def test_a_certificate_without_its_key_is_rejected() -> None:
     with pytest.raises(ValueError, match="only one of certificate_file and key_file"):
         TlsFiles(certificate_file=Path("a.pem"))
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 def test_tls_authenticates_both_sides_and_files_are_read_again(
     serve: Serve, tmp_path: Path
 ) -> None:

@@ -25,9 +25,9 @@ from sparring_serve.testing import FrameKind, MemoryTables, RawConnection, frame
 from sparring_serve.transport_options import server_options
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import SERVICE, PullRequest, TableIds
+from sparring_testing.serving.front_ends import FrontEnd
 
 from .conftest import Serve
-from .front_ends import FrontEnd
 
 PULL = framed_message(encode(PullRequest((TableIds("item", bytes(8)),))))
 PLACE = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,25 +13,26 @@ from typing import Any
 import grpc
 import pytest
 
-from sparring.contracts import TableConfig
 from sparring_serve import (
     ClientConfig,
     LookupClient,
-    LookupServer,
-    ServerConfig,
-    ServingConfig,
-    ShardPosition,
-    ShardReplicas,
-    open_parameter_server,
 )
-from sparring_serve.testing import MemoryTables, RawConnection, framed_message
+from sparring_serve.testing import RawConnection, framed_message
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import SERVICE, PullRequest, TableIds
 from sparring_serve.wire.open_inference import HEALTH, INFERENCE
 from sparring_testing.processes.deadlines import check_with_deadlines
+from sparring_testing.processes.waiting import wait_until
+from sparring_testing.serving.front_ends import (
+    FrontEnd,
+    NativeFrontEnd,
+    PythonFrontEnd,
+    call,
+    read_metrics,
+)
+from sparring_testing.serving.memory_servers import open_learning_server, open_memory_server
 
 from .conftest import KINDS, NATIVE, Serve
-from .front_ends import FrontEnd, NativeFrontEnd, PythonFrontEnd, call, read_metrics
 
 LONG = ClientConfig(deadline_seconds=60)
 # Limit of waits for a reply, which a free machine sends within milliseconds.
@@ -44,45 +45,28 @@ KINDS_AND_LEARNING = pytest.mark.parametrize("kind", [*KINDS, "parameters"])
 
 
 @pytest.fixture
-def serve(
-    kind: str, folder: Any, open_servers: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Serve]:
+def serve(kind: str, folder: Any, open_servers: Serve, closing: ExitStack, tmp_path: Path) -> Serve:
     """Starts servers of one kind."""
-    monkeypatch.chdir(tmp_path)
-    learning: list[FrontEnd] = []
 
-    def start(**options: Any) -> FrontEnd:
-        options = {"drain_seconds": 0, **options}
+    def start(**server: Any) -> FrontEnd:
+        server = {"drain_seconds": 0, **server}
         if kind != "parameters":
-            return open_servers(kind, folder, **options)
-        tables = {"item": {"dim": 4}}
-        config = ServingConfig.model_validate({"parameters": {"tables": tables}})
-        ports = {"metrics_port": 0, "health_port": 0}
-        config = config.model_copy(update={"server": ServerConfig(**ports, **options)})
-        made = PythonFrontEnd(lambda: open_parameter_server(config, address="127.0.0.1:0"))
-        learning.append(made)
-        return made
+            return open_servers(kind, folder, **server)
+        server |= {"metrics_port": 0, "health_port": 0}
+        return closing.enter_context(
+            PythonFrontEnd(lambda: open_learning_server(tmp_path, server=server))
+        )
 
-    yield start
-    for each in learning:
-        each.close()
+    return start
 
 
 @pytest.fixture
-def connect() -> Iterator[Callable[[FrontEnd], RawConnection]]:
-    with ExitStack() as opened:
-        yield lambda server: opened.enter_context(RawConnection(server.address))
+def connect(closing: ExitStack) -> Callable[[FrontEnd], RawConnection]:
+    return lambda server: closing.enter_context(RawConnection(server.address))
 
 
 def is_healthy(server: FrontEnd, timeout: float = PATIENCE) -> bool:
     return call(server.address, f"{HEALTH}/Check", timeout=timeout)[3] == b"\x08\x01"
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("kind", [NATIVE])
@@ -96,7 +80,7 @@ def test_connections_are_accepted_again_after_too_many(serve: Serve) -> None:
             last = opened.enter_context(socket.create_connection((host, int(port)), timeout=9))
         assert last.recv(1) == b""  # so its client can use another replica
         assert not is_healthy(server, timeout=1)
-    wait_until(lambda: is_healthy(server, timeout=1))
+    wait_until(lambda: is_healthy(server, timeout=1), PATIENCE)
 
 
 @KINDS_AND_LEARNING
@@ -146,7 +130,7 @@ def test_a_silent_call_occupies_a_thread_until_its_deadline_and_no_health_probe(
         has_waited = time.monotonic() - begin > 0.67 * deadline
         assert has_waited is (kind != "native")
         cancelled = 'pulls_total{code="CANCELLED",table=""}'
-        wait_until(lambda: read_metrics(server).get(cancelled, 0) >= 2)
+        wait_until(lambda: read_metrics(server).get(cancelled, 0) >= 2, PATIENCE)
         assert silent
 
     check_with_deadlines(check, (1.5, 9.0))
@@ -243,29 +227,12 @@ def test_silent_probes_do_not_stop_a_server(serve: Serve, connect: Any) -> None:
     assert is_healthy(server)
 
 
-@pytest.fixture
-def python_server() -> Iterator[Callable[..., LookupServer]]:
-    """Starts a server in Python of tables in memory."""
-    with ExitStack() as started:
-
-        def start(**options: Any) -> LookupServer:
-            config = ServingConfig(
-                server=ServerConfig(poll_seconds=3600, drain_seconds=0, **options)
-            )
-            position = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
-            served = MemoryTables([TableConfig("item", 4)], {"item": {0: [1, 2, 3, 4]}})
-            made = LookupServer(served, config, position, "127.0.0.1:0")
-            return started.enter_context(made)
-
-        yield start
-
-
 def test_silent_streams_of_reflection_are_ended(
-    python_server: Callable[..., LookupServer], connect: Any, monkeypatch: pytest.MonkeyPatch
+    closing: ExitStack, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("grpc_reflection", reason="needs sparring-serve[reflection]")
     monkeypatch.setattr("sparring_serve.server.reflection._STREAM_SECONDS", 0.5)
-    server = python_server(threads=1, reflection=True)
+    server = closing.enter_context(open_memory_server(threads=1, drain_seconds=0, reflection=True))
     connection = connect(server)
     path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     streams = [connection.begin(path) for _ in range(4)]
@@ -276,9 +243,9 @@ def test_silent_streams_of_reflection_are_ended(
 
 
 def test_the_wait_for_a_thread_counts_as_time_of_a_pull(
-    python_server: Callable[..., LookupServer],
+    closing: ExitStack,
 ) -> None:
-    server = python_server(threads=1)
+    server = closing.enter_context(open_memory_server(threads=1, drain_seconds=0))
     tables = server.service.tables
     lookup, entered, go_on = tables.lookup, threading.Event(), threading.Event()
 
@@ -305,7 +272,7 @@ def test_the_wait_for_a_thread_counts_as_time_of_a_pull(
         tables.lookup = lookup  # type: ignore[method-assign]
         second = threading.Thread(target=client.pull, args=({"item": [0]},))
         second.start()
-        wait_until(lambda: server._calls._num_calls == 2)
+        wait_until(lambda: server._calls._num_calls == 2, PATIENCE)
         time.sleep(0.5)
         go_on.set()
         first.join()

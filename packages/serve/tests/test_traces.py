@@ -15,19 +15,15 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from sparring import TableConfig
 from sparring.errors import PluginError
 from sparring_cli import tracer, use_tracer_provider
 from sparring_serve import (
     AsyncLookupClient,
     ClientConfig,
     LookupClient,
-    LookupServer,
-    ServingConfig,
-    ShardPosition,
     ShardReplicas,
 )
-from sparring_serve.testing import MemoryTables
+from sparring_testing.serving.memory_servers import open_memory_server
 
 VARIABLES = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_SDK_DISABLED")
 
@@ -40,21 +36,6 @@ def spans() -> Iterator[InMemorySpanExporter]:
     use_tracer_provider(provider)
     yield exporter
     use_tracer_provider(None)
-
-
-def servers() -> list[LookupServer]:
-    """Returns a service of two shards."""
-    shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
-    rows = {key: [1.0, 2.0] for key in range(100)}
-    return [
-        LookupServer(
-            MemoryTables([TableConfig("item", 2)], {"item": rows}),
-            ServingConfig(),
-            ShardPosition(shards, shard),
-            "127.0.0.1:0",
-        )
-        for shard in range(2)
-    ]
 
 
 def pull_once(targets: Any, *, is_async: bool) -> None:
@@ -75,7 +56,7 @@ def pull_once(targets: Any, *, is_async: bool) -> None:
 def test_a_lookup_is_one_trace_over_client_and_shards(
     spans: InMemorySpanExporter, is_async: bool
 ) -> None:
-    first, second = servers()
+    first, second = (open_memory_server(shard=each, shards=2) for each in range(2))
     with first, second:
         targets = ShardReplicas(((first.address,), (second.address,)))
         pull_once(targets, is_async=is_async)
@@ -108,7 +89,7 @@ def test_an_unknown_exporter_is_rejected(monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(PluginError, match="expected otlp, console or none"):
             tracer()
         with pytest.raises(PluginError, match="expected otlp, console or none"):
-            servers()
+            open_memory_server()
         with pytest.raises(PluginError, match="expected otlp, console or none"):
             LookupClient("127.0.0.1:1")
     finally:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -73,16 +75,10 @@ MakeShards = Callable[..., Shards]
 
 
 @pytest.fixture
-def make_shards() -> Iterator[MakeShards]:
-    made: list[Shards] = []
-
-    def make(num_shards: int = 1, **config: Any) -> Shards:
-        made.append(Shards(num_shards, **config))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+def make_shards(closing: ExitStack) -> MakeShards:
+    return lambda num_shards=1, **config: closing.enter_context(
+        contextlib.closing(Shards(num_shards, **config))
+    )
 
 
 class OneProcess:
@@ -120,6 +116,11 @@ def one_process() -> Iterator[OneProcess]:
     made = OneProcess()
     yield made
     made.container.close()
+
+
+def assert_same_rows(shards: Shards, expected: Mapping[str, np.ndarray]) -> None:
+    for name, rows in shards.rows(IDS).items():
+        assert np.array_equal(rows, expected[name]), name
 
 
 def made_gradients(seed: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:

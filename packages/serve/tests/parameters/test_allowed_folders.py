@@ -23,9 +23,7 @@ from .conftest import MakeShards, made_gradients
 
 @pytest.fixture
 def listening() -> Iterator[socket.socket]:
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        made.listen()
+    with socket.create_server(("127.0.0.1", 0)) as made:
         yield made
 
 

@@ -6,8 +6,10 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Collection
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from sparring_serve.client.transport import Send
 from sparring_serve.parameters.push_failures import PushFailures
 from sparring_serve.parameters.push_window import Token
 from sparring_serve.parameters.service import ParameterService
+from sparring_testing.serving.memory_servers import open_learning_server
 
 from .conftest import IDS, MakeShards, OneProcess, made_gradients
 
@@ -180,17 +183,12 @@ def _flush(client: ParameterClient) -> None:
 
 
 @pytest.fixture
-def full_disk() -> Iterator[LookupServer]:
+def full_disk(tmp_path: Path, closing: ExitStack) -> LookupServer:
     """A server that queues pushes and applies none."""
     tables = {"item": {"dim": 4, "update_method": "adagrad"}}
-    config = ServingConfig.model_validate({"parameters": {"tables": tables, "start": None}})
-    with open_parameter_server(config, address="127.0.0.1:0") as server:
-
-        def fail(token: Token, pushed: object) -> bool:
-            raise StorageIOError("the disk is full")
-
-        server.service.tables.apply = fail
-        yield server
+    server = closing.enter_context(open_learning_server(tmp_path, tables))
+    server.service.tables.apply = Mock(side_effect=StorageIOError("the disk is full"))
+    return server
 
 
 PUSH = {"item": (np.arange(3), np.ones((3, 4), np.float32))}

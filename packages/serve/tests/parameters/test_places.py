@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -16,28 +15,6 @@ from .fake_webhdfs import fake_webhdfs
 
 
 @pytest.fixture
-def s3() -> Iterator[str]:
-    """A bucket of a server on loopback."""
-    fsspec = pytest.importorskip("fsspec", reason="opens URLs")
-    pytest.importorskip("s3fs", reason="reads S3")
-    moto = pytest.importorskip("moto.server", reason="serves S3")
-    server = moto.ThreadedMotoServer("127.0.0.1", 0)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            patch.setenv(name, "test")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        bucket = f"tables-{uuid.uuid4().hex}"
-        # The instance of another test uses a server that no longer runs.
-        fsspec.get_filesystem_class("s3").clear_instance_cache()
-        fsspec.filesystem("s3").mkdir(bucket)
-        yield f"s3://{bucket}"
-    server.stop()
-
-
-@pytest.fixture
 def webhdfs() -> Iterator[str]:
     pytest.importorskip("fsspec", reason="opens URLs")
     pytest.importorskip("requests", reason="fsspec's WebHDFS needs it")
@@ -45,7 +22,7 @@ def webhdfs() -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("kind", ["s3", "webhdfs"])
+@pytest.mark.parametrize("kind", ["s3_bucket", "webhdfs"])
 def test_all_shards_save_to_and_load_from_it(
     make_shards: MakeShards, one_process: OneProcess, request: pytest.FixtureRequest, kind: str
 ) -> None:

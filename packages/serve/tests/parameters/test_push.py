@@ -28,12 +28,7 @@ from sparring_serve.status import Status, StatusError
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import PushRequest, TableGradients, Wait
 
-from .conftest import IDS, TABLES, MakeShards, OneProcess, Shards, made_gradients
-
-
-def assert_same_rows(shards: Shards, expected: dict[str, np.ndarray]) -> None:
-    for name, rows in shards.rows(IDS).items():
-        assert np.array_equal(rows, expected[name]), name
+from .conftest import IDS, TABLES, MakeShards, OneProcess, assert_same_rows, made_gradients
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])

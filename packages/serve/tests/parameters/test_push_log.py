@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from sparring_serve import (
 )
 from sparring_serve.parameters.push_log import PushLog
 from sparring_serve.server.lookup_server import LookupServer
+from sparring_testing.faults.damaged_file import flip_byte
+from sparring_testing.processes.waiting import free_ports
 
 from .conftest import IDS, TABLES, OneProcess, made_gradients
 
@@ -38,7 +41,7 @@ class Service:
 
     def __init__(self, folder: Path, num_shards: int = 1, **parameters: Any) -> None:
         self.folder = folder
-        self.ports = _free_ports(num_shards)
+        self.ports = free_ports(num_shards)
         addresses = [f"127.0.0.1:{port}" for port in self.ports]
         given = {"tables": TABLES, "folders": [str(folder / "saved")], **parameters}
         self.config = ServingConfig.model_validate(
@@ -74,27 +77,11 @@ class Service:
             each.close()
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 @pytest.fixture
-def make_service(tmp_path: Path) -> Any:
-    made: list[Service] = []
-
-    def make(num_shards: int = 1, **parameters: Any) -> Service:
-        made.append(Service(tmp_path, num_shards, **parameters))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+def make_service(tmp_path: Path, closing: ExitStack) -> Any:
+    return lambda *num_shards, **parameters: closing.enter_context(
+        contextlib.closing(Service(tmp_path, *num_shards, **parameters))
+    )
 
 
 def assert_same_rows(client: ParameterClient, expected: OneProcess) -> None:
@@ -174,18 +161,6 @@ def test_a_committed_save_truncates_the_log(make_service: Any) -> None:
         assert service.servers[0].metrics.gauges()["push_log_bytes"] == only.stat().st_size
 
 
-def tear(log: Path) -> None:
-    newest = max(log.glob("*.log"))
-    os.truncate(newest, newest.stat().st_size - 7)
-
-
-def damage(log: Path) -> None:
-    newest = max(log.glob("*.log"))
-    content = bytearray(newest.read_bytes())
-    content[len(content) // 3] ^= 1
-    newest.write_bytes(content)
-
-
 def go_down(log: Path) -> None:
     newest = max(log.glob("*.log"))
     content = newest.read_bytes()
@@ -208,10 +183,14 @@ def remove(log: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "lost", "reason"),
     [
-        (damage, True, "damaged at byte"),
+        (lambda log: flip_byte(max(log.glob("*.log"))), True, "damaged at byte"),
         (go_down, True, "push_log_sync_milliseconds"),
         (remove, True, "restarted and does not have all acknowledged pushes of client"),
-        (tear, False, ""),
+        (
+            lambda log: os.truncate(last := max(log.glob("*.log")), last.stat().st_size - 7),
+            False,
+            "",
+        ),
     ],
 )
 def test_a_shard_that_lost_pushes_is_reported_once_and_not_saved_until_that_is_settled(
@@ -407,10 +386,7 @@ def test_start_newest_begins_with_the_newest_intact_snapshot_and_rejects_saves(
             [path] = [each for each in files if each.name == "manifest.json"]
             if file == "rows":
                 path = max(files, key=lambda each: each.stat().st_size)
-            path.chmod(0o644)
-            content = bytearray(path.read_bytes())
-            content[len(content) // 2] ^= 1
-            path.write_bytes(content)
+            flip_byte(path)
 
         service.restart(change=damage_newest)
         assert "set parameters.start" in caplog.text
@@ -460,7 +436,7 @@ def test_pushes_of_another_number_of_shards_are_not_lost_silently(
 def test_acknowledged_pushes_survive_kill_9_of_the_process(
     tmp_path: Path, one_process: OneProcess
 ) -> None:
-    [port] = _free_ports(1)
+    [port] = free_ports(1)
     path = tmp_path / "service.yaml"
     given = {"tables": TABLES, "folders": [str(tmp_path / "saved")]}
     path.write_text(yaml.safe_dump({"shards": [[f"127.0.0.1:{port}"]], "parameters": given}))

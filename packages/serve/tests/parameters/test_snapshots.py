@@ -18,7 +18,6 @@ from sparring_cli import verify_snapshot
 from sparring_serve import (
     AsyncParameterClient,
     ClientConfig,
-    LookupServer,
     ParameterClient,
     PushFailedError,
     ServingConfig,
@@ -27,19 +26,15 @@ from sparring_serve import (
 )
 from sparring_serve.client.transport import Send
 from sparring_serve.testing import FaultyTransport
+from sparring_testing.serving.memory_servers import open_learning_server
 
-from .conftest import IDS, TABLES, MakeShards, OneProcess, Shards, made_gradients
+from .conftest import IDS, TABLES, MakeShards, OneProcess, Shards, assert_same_rows, made_gradients
 
 
 def train(shards: Shards, begin: int, end: int) -> None:
     with shards.client() as client:
         for seed in range(begin, end):
             client.push(made_gradients(seed), wait="applied")
-
-
-def assert_same_rows(shards: Shards, expected: dict[str, np.ndarray]) -> None:
-    for name, rows in shards.rows(IDS).items():
-        assert np.array_equal(rows, expected[name]), name
 
 
 SHORT = {(1, 2), (2, 2), (2, 3), (3, 1)}
@@ -277,7 +272,10 @@ def test_an_unreachable_shard_is_named_with_its_connection(tmp_path: Path, metho
             given = ClientConfig(deadline_seconds=8)
             with ParameterClient([[server.address], [nowhere]], given) as client:
                 if method == "load":  # of an existing snapshot
-                    with one_shard(tmp_path) as other, ParameterClient(other.address) as its:
+                    with (
+                        open_learning_server(tmp_path, TABLES, folders=[str(tmp_path)]) as other,
+                        ParameterClient(other.address) as its,
+                    ):
                         its.save("a")
                 refused = f"nothing was changed: shard 2 of 2 at {nowhere} .*Connection refused"
                 with pytest.raises(SnapshotError, match=refused):
@@ -286,13 +284,6 @@ def test_an_unreachable_shard_is_named_with_its_connection(tmp_path: Path, metho
                 refused = f"nothing was changed: shard 1: .*{nowhere}: .*Connection refused"
                 with pytest.raises(SnapshotError, match=refused):
                     getattr(client, method)("a", deadline_seconds=8)
-
-
-def one_shard(folder: Path) -> LookupServer:
-    parameters = {"tables": TABLES, "start": None, "folders": [str(folder)]}
-    return open_parameter_server(
-        ServingConfig.model_validate({"parameters": parameters}), address="127.0.0.1:0"
-    )
 
 
 def test_a_restarting_shard_is_awaited(make_shards: MakeShards, tmp_path: Path) -> None:

@@ -8,15 +8,9 @@ import pytest
 
 from sparring.errors import SnapshotError
 from sparring_serve.parameters.service import ParameterService
+from sparring_testing.faults.damaged_file import flip_byte
 
 from .conftest import MakeShards, made_gradients
-
-
-def flip(path: Path) -> None:
-    path.chmod(0o644)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def save(make_shards: MakeShards, folder: Path, *names: str) -> None:
@@ -37,8 +31,8 @@ def start(make_shards: MakeShards, folder: Path) -> ParameterService:
 
 def test_an_older_damaged_snapshot_does_not_matter(make_shards: MakeShards, tmp_path: Path) -> None:
     save(make_shards, tmp_path, "a", "b", "c")
-    flip(tmp_path / "a/manifest.json")
-    flip(max((tmp_path / "b").iterdir(), key=lambda each: each.stat().st_size))
+    flip_byte(tmp_path / "a/manifest.json")
+    flip_byte(max((tmp_path / "b").iterdir(), key=lambda each: each.stat().st_size))
     service = start(make_shards, tmp_path)
     shard = service.shard
     assert (shard.steps, shard.not_fresh, shard.lost, shard.num_skipped) == (3, "", "", 0)
@@ -53,7 +47,7 @@ def test_several_newer_damaged_snapshots_are_skipped(
     for name in "bc":
         folder = tmp_path / name
         rows = max(folder.iterdir(), key=lambda each: each.stat().st_size)
-        flip(folder / file if file != "rows" else rows)
+        flip_byte(folder / file if file != "rows" else rows)
     service = start(make_shards, tmp_path)
     shard = service.shard
     assert (shard.steps, shard.num_skipped) == (1, 2)
@@ -70,7 +64,7 @@ def test_without_an_intact_snapshot_the_error_names_the_newest(
 ) -> None:
     save(make_shards, tmp_path, "a", "b")
     for name in "ab":
-        flip(max((tmp_path / name).iterdir(), key=lambda each: each.stat().st_size))
+        flip_byte(max((tmp_path / name).iterdir(), key=lambda each: each.stat().st_size))
     with pytest.raises(SnapshotError, match=r"parameters.start=newest, .*/b: .*damaged"):
         start(make_shards, tmp_path)
 

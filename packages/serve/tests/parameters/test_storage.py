@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,16 +20,15 @@ from sparring_serve import (
     Token,
     open_parameter_server,
 )
+from sparring_testing.serving.memory_servers import open_learning_server
 
 KEYS = np.arange(20)
 
 
 @pytest.fixture
-def server() -> Iterator[LookupServer]:
+def server(tmp_path: Path, closing: ExitStack) -> LookupServer:
     tables = {"item": {"dim": 4, "update_method": "adagrad", "hyper": {"lr": 0.1}, "seed": 3}}
-    config = ServingConfig.model_validate({"parameters": {"tables": tables, "start": None}})
-    with open_parameter_server(config, address="127.0.0.1:0") as started:
-        yield started
+    return closing.enter_context(open_learning_server(tmp_path, tables))
 
 
 def choice(server: LookupServer) -> StorageChoice:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 from sparring.errors import InvalidArgumentError
 from sparring_redis.testing.server import RedisServer, redis_server_missing
 from sparring_serve import ParameterClient, ShardReplicas
+from sparring_testing.processes.waiting import free_ports, wait_until
 
 pytestmark = pytest.mark.skipif(redis_server_missing() is not None, reason="needs redis-server")
 
@@ -25,17 +26,11 @@ _KEYS = np.arange(100)
 _SECONDS = 240.0
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Shard:
     """Two replicas of one shard, each a process."""
 
     def __init__(self, folder: Path, store: str) -> None:
-        self.addresses = tuple(f"127.0.0.1:{free_port()}" for _ in range(2))
+        self.addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(2))
         self.folder = folder
         self.config = folder / "parameters.yaml"
         self.config.write_text(
@@ -68,11 +63,8 @@ class Shard:
 
 
 @pytest.fixture
-def shard(tmp_path: Path) -> Iterator[Shard]:
-    with RedisServer() as server:
-        made = Shard(tmp_path, server.url)
-        yield made
-        made.close()
+def shard(tmp_path: Path, own_redis_server: RedisServer, closing: ExitStack) -> Shard:
+    return closing.enter_context(contextlib.closing(Shard(tmp_path, own_redis_server.url)))
 
 
 def push(client: ParameterClient, **options: Any) -> Any:
@@ -82,13 +74,9 @@ def push(client: ParameterClient, **options: Any) -> Any:
 
 def wait_for_follower(client: ParameterClient) -> int:
     """Pushes until a follower is in sync; returns the number of pushes."""
-    end = time.monotonic() + _SECONDS
-    for number in range(1, 10_000):
-        if not push(client).unreplicated:
-            return number
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    raise AssertionError
+    counts = itertools.count(1)
+    wait_until(lambda: next(counts) and not push(client).unreplicated, _SECONDS)
+    return next(counts) - 1
 
 
 def rows(client: ParameterClient) -> set[float]:

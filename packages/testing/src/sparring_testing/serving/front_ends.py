@@ -6,8 +6,10 @@ import logging
 import os
 import re
 import resource
+import ssl
 import subprocess
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +33,24 @@ from sparring_serve.request_log import start_writer
 from sparring_serve.server.native_front_end import EXECUTABLE, encode_settings
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.messages import SERVICE, PullRequest, RefreshReply, TableIds
+
+__all__ = [
+    "ITEM",
+    "KEYS",
+    "ONE_SHARD",
+    "USER",
+    "Folder",
+    "FrontEnd",
+    "NativeFrontEnd",
+    "PythonFrontEnd",
+    "Reply",
+    "call",
+    "make_config",
+    "open_front_end",
+    "pull",
+    "read_metrics",
+    "scrape",
+]
 
 ITEM, USER = TableConfig("item", 4, seed=3), TableConfig("user", 3)
 KEYS = np.arange(100, dtype=np.int64)
@@ -90,6 +110,7 @@ class Folder:
 
 
 def make_config(folder: Folder, **server: Any) -> ServingConfig:
+    """Returns the configuration of a server that looks for newer versions only on request."""
     options = {"poll_seconds": 3600, "metrics_port": 0, "health_port": 0, **server}
     return ServingConfig(snapshots=folder.served, server=ServerConfig(**options))
 
@@ -221,20 +242,41 @@ def open_front_end(
     return PythonFrontEnd(lambda: open_server(config, shard=position.shard, address=address))
 
 
+def scrape(server: FrontEnd, token: str = "", ca: Path | None = None) -> tuple[int, str]:
+    """Returns the HTTP status and the page of the metrics endpoint.
+
+    Args:
+        server: the server.
+        token: header ``Authorization``; "" omits it.
+        ca: certificate to trust, for https; None reads over http.
+    """
+    handlers: list[Any] = [urllib.request.ProxyHandler({})]
+    if ca is not None:
+        context = ssl.create_default_context(cafile=str(ca))
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    scheme = "http" if ca is None else "https"
+    headers = {"Authorization": token} if token else {}
+    asked = urllib.request.Request(f"{scheme}://{server.metrics_address}/metrics", headers=headers)
+    try:
+        with urllib.request.build_opener(*handlers).open(asked, timeout=60) as page:
+            return page.status, page.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
 def read_metrics(server: FrontEnd) -> dict[str, float]:
     """Returns the samples of the metrics endpoint: name with labels → value."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"http://{server.metrics_address}/metrics", timeout=20) as page:
-        lines = page.read().decode().splitlines()
-    samples = [line.rpartition(" ") for line in lines if not line.startswith("#")]
+    status, page = scrape(server)
+    assert status == 200, page
+    samples = [line.rpartition(" ") for line in page.splitlines() if not line.startswith("#")]
     return {name.removeprefix("sparring_serving_"): float(value) for name, _, value in samples}
 
 
-Reply = tuple[str, str, Any, bytes]
+Reply = tuple[str, str, dict[str, Any], bytes]
 
 
 def call(address: str, method: str, request: Any = b"", **options: Any) -> Reply:
-    """Returns the status, its message, the attached shard map, and the reply."""
+    """Returns the status, its message, the trailing metadata, and the reply (empty if it failed)."""
     content = request if isinstance(request, bytes) else encode(request)
     with grpc.insecure_channel(
         address, options=(("grpc.max_receive_message_length", -1),)
@@ -242,10 +284,10 @@ def call(address: str, method: str, request: Any = b"", **options: Any) -> Reply
         made = channel.unary_unary(f"/{method}").future(content, **{"timeout": 9, **options})
         error = made.exception()
         trailing = dict(made.trailing_metadata() or ())
-        attached = trailing.get("sparring-shard-map-bin")
-        return made.code().name, made.details() or "", attached, b"" if error else made.result()
+        return made.code().name, made.details() or "", trailing, b"" if error else made.result()
 
 
 def pull(*tables: tuple[str, Any], **fields: Any) -> PullRequest:
+    """Returns the request of the given ids of tables."""
     asked = tuple(TableIds(name, np.array(ids, np.int64).tobytes()) for name, ids in tables)
     return PullRequest(asked, **fields)

@@ -1,0 +1,1 @@
+"""Servers of tables, for tests of sparring-serve and of its neighbors."""
