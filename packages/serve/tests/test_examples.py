@@ -52,7 +52,7 @@ def cxx_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-@pytest.fixture(params=[*COMMANDS, "cxx"])
+@pytest.fixture(params=[*COMMANDS, pytest.param("cxx", marks=pytest.mark.slow)])
 def command(request: pytest.FixtureRequest) -> list[str]:
     if request.param == "cxx":
         return [str(request.getfixturevalue("cxx_client"))]

@@ -22,7 +22,11 @@ def webhdfs() -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("kind", ["s3_bucket", "webhdfs"])
+@pytest.mark.parametrize(
+    "kind",
+    # Packed mirrors read from S3 in a faster test.
+    [pytest.param("s3_bucket", marks=pytest.mark.slow), "webhdfs"],
+)
 def test_all_shards_save_to_and_load_from_it(
     make_shards: MakeShards, one_process: OneProcess, request: pytest.FixtureRequest, kind: str
 ) -> None:

@@ -311,7 +311,12 @@ class Coordinator:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(each, marks=pytest.mark.long) for each in (2, 3))]
+    "seed",
+    [
+        0,
+        pytest.param(1, marks=pytest.mark.slow),
+        *(pytest.param(each, marks=pytest.mark.long) for each in (2, 3)),
+    ],
 )
 def test_moves_with_faults_apply_each_push_once(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

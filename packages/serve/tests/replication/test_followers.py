@@ -83,7 +83,10 @@ def rows(client: ParameterClient) -> set[float]:
     return set(client.pull({"item": _KEYS}, deadline_seconds=_SECONDS).rows["item"].ravel())
 
 
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "fault",
+    [signal.SIGKILL, signal.SIGSTOP, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+)
 def test_acknowledged_pushes_survive_their_leader(shard: Shard, fault: signal.Signals) -> None:
     with shard.client() as client:
         count = wait_for_follower(client)
