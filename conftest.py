@@ -23,7 +23,7 @@ EXACT = (
     "packages/packed/", "packages/serve/tests/parameters/", "packages/serve/tests/replication/",
     "packages/storage-tiered/",
 )  # fmt: skip
-"""Folders whose tests compare rows, versions, acknowledged pushes or snapshots: they are marked `exact`."""
+"""Folders whose tests compare rows, versions, acknowledged pushes or snapshots (mark `exact`)."""
 
 MAX_REPEATED = 20
 """Maximum number of failed tests that are repeated: more have a common reason."""
