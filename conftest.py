@@ -38,6 +38,14 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("busy")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--costs",
+        action="store_true",
+        help="list the tests that take more than a second of processor time; without -n",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Searches each state of ``sys.path`` for plugins once: tests create thousands of plugin managers."""
     from sparring.plugins import registry
@@ -55,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return iter(find(only, metadata.distributions, *sys.path, *modified))
 
     registry.find_plugins = find_once
+    if config.getoption("costs"):
+        config.pluginmanager.register(Costs())
     # Removed, because tests may start pytest.
     file = os.environ.pop("SPARRING_FAILED_TESTS", None)
     if file is not None and not hasattr(config, "workerinput"):
@@ -65,6 +75,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for each in items:
         if each.nodeid.startswith(EXACT):
             each.add_marker("exact")
+
+
+class Costs:
+    """Measures the processor time of each test, of its fixtures, and of the processes that it ended."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        before = sum(os.times()[:4])
+        try:
+            return (yield)
+        finally:
+            self._seconds[item.nodeid] = sum(os.times()[:4]) - before
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        expensive = sorted(
+            (seconds, name) for name, seconds in self._seconds.items() if seconds > 1
+        )
+        terminalreporter.section("tests that take more than 1 s of processor time")
+        for seconds, name in reversed(expensive):
+            terminalreporter.write_line(f"{seconds:6.1f} s  {name}")
+        total = sum(self._seconds.values())
+        terminalreporter.write_line(f"all {len(self._seconds)} tests: {total:.0f} s")
 
 
 class FailedTests:

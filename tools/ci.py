@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ import psutil
 
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "reports"
+
+PY_SPY = Path(sysconfig.get_path("scripts")) / "py-spy"
 
 MAX_FLAKY = 3
 """Maximum number of tests that fail once and then pass."""
@@ -42,7 +45,7 @@ class Stage:
     """A part of the check.
 
     Attributes:
-        command: arguments of nox.
+        command: the program with its arguments.
         limit_seconds: three times the time on an idle machine of two cores.
     """
 
@@ -61,22 +64,28 @@ class Result:
     problem: str
 
 
-# `types` and `conformance` use the environment and the wheels of `tests`.
+def nox_stage(name: str, limit_seconds: int, session: str = "", *arguments: str) -> Stage:
+    command = (sys.executable, "-m", "nox", "-s", session or name, "--", *arguments)
+    return Stage(name, command, limit_seconds)
+
+
+# Later stages use the environment and the wheels of `tests`.
 WHEELS = "--wheels=.nox/tests/wheels"
 FIRST = (
-    Stage("system_packages", ("-s", "system_packages"), 300),
-    Stage("lint", ("-s", "lint"), 180),
-    Stage("tests", ("-s", "tests"), 1800),
+    nox_stage("system_packages", 300),
+    nox_stage("lint", 180),
+    nox_stage("tests", 1800),
 )
+# The longest are started first.
 OTHERS = (
-    Stage("slow", ("-s", "tests", "--", "--slow", "--as-installed"), 1800),
-    Stage("tensorflow", ("-s", "tests_tensorflow", "--", WHEELS), 1500),
-    Stage("addresses", ("-s", "native_addresses"), 900),
-    Stage("types", ("-s", "types", "--", "--python=.nox/tests/bin/python"), 300),
-    Stage("jax", ("-s", "tests_jax", "--", WHEELS), 420),
-    Stage("docs", ("-s", "docs"), 180),
-    Stage("conformance", ("-s", "conformance", "--", WHEELS), 300),
-    Stage("cuda", ("-s", "cuda"), 300),
+    nox_stage("slow", 1800, "tests", "--slow", "--as-installed"),
+    nox_stage("tensorflow", 1500, "tests_tensorflow", WHEELS),
+    nox_stage("addresses", 900, "native_addresses"),
+    nox_stage("jax", 420, "tests_jax", WHEELS),
+    nox_stage("types", 300, "types", "--python=.nox/tests/bin/python"),
+    nox_stage("conformance", 300, "conformance", WHEELS),
+    nox_stage("docs", 180),
+    nox_stage("cuda", 300),
 )
 
 
@@ -129,9 +138,8 @@ def run(stage: Stage, log: IO[Any] | None, end: float) -> Result:
         return Result(
             stage.name, 0, 0, f"not run: the limit of {MAX_SECONDS} s for all stages is over"
         )
-    print(f"== {stage.name}: nox {' '.join(stage.command)}", flush=True)
-    command = [sys.executable, "-m", "nox", *stage.command]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+    print(f"== {stage.name}: {' '.join(stage.command)}", flush=True)
+    process = subprocess.Popen(stage.command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
     while True:
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
         if pid:
@@ -159,7 +167,7 @@ def print_stacks(pid: int, log: IO[Any] | None) -> None:
             continue  # it has just ended
         print(f"-- {process.pid}: {' '.join(words)[:300]}", file=log, flush=True)
         if "python" in name or "pytest" in name or "nox" in name:
-            dump = ["py-spy", "dump", "--pid", str(process.pid)]
+            dump = [PY_SPY, "dump", "--pid", str(process.pid)]
             subprocess.run(dump, stdout=log, stderr=subprocess.STDOUT, timeout=60, check=False)
 
 
