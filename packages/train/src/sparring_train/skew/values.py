@@ -18,10 +18,9 @@ from pyarrow import types
 from sparring import hash_strings
 from sparring.errors import DataError
 from sparring_train.data.table.row_groups import without_views
+from sparring_train.data.whole_numbers import find_whole_numbers
 
 __all__ = ["Values", "read_values"]
-
-_MAX_EXACT = 2.0**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +48,7 @@ class Values:
     @property
     def may_be_ids(self) -> bool:
         """Whether all values are ids, or whole numbers that ids with missing values were written as."""
-        whole = self.values
-        return not self.has_numbers or bool(
-            np.all((whole == np.floor(whole)) & (np.abs(whole) <= _MAX_EXACT))
-        )
+        return not self.has_numbers or bool(find_whole_numbers(self.values).all())
 
     def as_ids(self) -> Values:
         """Returns the values as int64."""

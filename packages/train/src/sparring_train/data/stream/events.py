@@ -20,6 +20,7 @@ from sparring_train.config.sections.stream import StreamData
 from sparring_train.data.stream.event_times import EventTimes
 from sparring_train.data.table.decode import SKIP_ADVICE, Decoder, RawRows, StringReceiver
 from sparring_train.data.table.row_groups import find_type_family
+from sparring_train.data.whole_numbers import check_whole_numbers, parse_number
 from sparring_train.streams import StreamMessage
 
 __all__ = ["Events", "MessageDecoder", "Parser"]
@@ -244,7 +245,13 @@ class MessageDecoder:
             values = [row[name] for row in rows]
             if name == self._label:
                 values = [int(each) if isinstance(each, bool) else each for each in values]
+            # Arrow cuts the fraction of a number without an error.
+            id_kind = self._data.id_types.get(name)
+            if id_kind in ("integer", "unsigned"):
+                check_whole_numbers(values, name, is_unsigned=id_kind == "unsigned")
             try:
+                if kind == pyarrow.float64():
+                    values = [float(each) if type(each) is int else each for each in values]
                 columns[name] = pyarrow.array(values, kind)
             except (pyarrow.ArrowException, OverflowError, TypeError, ValueError) as error:
                 raise DataError(
@@ -304,7 +311,7 @@ def _from_arrow(value: bytes) -> Any:
 
 
 def _from_json(value: bytes) -> list[dict[str, Any]]:
-    found = json.loads(value)
+    found = json.loads(value, parse_float=parse_number)
     rows = found if isinstance(found, list) else [found]
     for row in rows:
         if not isinstance(row, dict):

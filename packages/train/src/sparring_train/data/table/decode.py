@@ -18,6 +18,7 @@ from sparring_train.columns import Column, ColumnBatch, Feature, Label
 from sparring_train.config.sections.columns import ColumnSettings
 from sparring_train.config.sections.table import TableData
 from sparring_train.data.table.hexadecimal import HEXADECIMAL, parse_hexadecimal
+from sparring_train.data.whole_numbers import EXPECTED_ID, find_whole_numbers
 
 __all__ = [
     "SKIP_ADVICE",
@@ -43,9 +44,6 @@ _EXPECTED_NUMBER = "a finite number, or null"
 _EXPECTED_WEIGHT = "a finite weight of 0 or more"
 _EXPECTED_ONE = "an id, because the column is in data.required"
 _EXPECTED_HEXADECIMAL = "1 to 16 hexadecimal digits, or nothing, because of data.types"
-_EXPECTED_ID = (
-    "a whole number from -2^63 to 2^63 - 1, or null; data.types: {column: unsigned} accepts more"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,12 +263,12 @@ class Decoder:
         if types.is_null(array.type):
             return np.zeros(len(array), np.int64), np.zeros(len(array), np.bool_)
         if types.is_floating(array.type):
-            values = array.cast(pyarrow.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
+            values = array.to_numpy(zero_copy_only=False)  # a null is NaN
             missing = np.isnan(values)
-            values = np.where(missing, 0.0, values)
+            values = np.where(missing, values.dtype.type(0), values)
             # pandas writes columns of integers that contain nulls as floats.
-            is_good = (values == np.floor(values)) & (np.abs(values) <= 2.0**53)
-            problems.check(is_good, array, name, _EXPECTED_ID, rows)
+            is_good = find_whole_numbers(values)
+            problems.check(is_good, array, name, EXPECTED_ID, rows)
             ids = np.where(is_good, values, 0).astype(np.int64)
             return ids, ~missing if missing.any() else None
         if not types.is_integer(array.type):
@@ -280,7 +278,7 @@ class Decoder:
         if array.type == pyarrow.uint64() and self._data.id_types.get(name) == "unsigned":
             return np.ascontiguousarray(values).view(np.int64), has_id
         if array.type == pyarrow.uint64():
-            problems.check(values <= np.uint64(2**63 - 1), array, name, _EXPECTED_ID, rows)
+            problems.check(values <= np.uint64(2**63 - 1), array, name, EXPECTED_ID, rows)
         return values.astype(np.int64, copy=False), has_id
 
     def _of_strings(self, array: Any, name: str) -> tuple[Ids, Bools | None]:
