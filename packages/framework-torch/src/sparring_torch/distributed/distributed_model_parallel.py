@@ -7,7 +7,7 @@ ordinary parameters    equal on all ranks: broadcast from rank 0, then updated b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.distributed.fully_sharded import FullySharded, check_shardable
 from sparring_torch.distributed.gradient_average import GradientAverager, broadcast
 from sparring_torch.lookup.row_gradients import Anchor, dense_parameters
+from sparring_torch.lookup.train_agent import TrainAgent
 from sparring_torch.modules.table_module import list_agents, list_table_modules
 from sparring_torch.modules.table_workloads import list_workloads
 from sparring_torch.state.sharded_tensors import shard_like
@@ -40,7 +41,8 @@ class _CollectiveChoice:
 class DistributedModelParallel(nn.Module):
     """Wraps a model with tables and ordinary parameters, so that it trains on all ranks.
 
-    One line, before optimizers are created, turns a script for one process into one for many::
+    One line turns a script for one process into one for many. On several ranks, it must come before
+    optimizers are created and rows are loaded::
 
         model = DistributedModelParallel(Model())
         sparse = sparring_torch.Optimizer(model, torch.optim.Adagrad, lr=0.05)
@@ -60,7 +62,8 @@ class DistributedModelParallel(nn.Module):
     parameters and are not included.
 
     Args:
-        module: the model. Its tables must not contain rows yet, unless it was created with `container`.
+        module: the model. On several ranks, and with `plan`, its tables must not have rows or an
+            `Optimizer` yet, unless they were created with a container.
         container: container of the tables on this rank; None joins the job.
         exchange: options of the exchange of rows and gradients, if the job is joined.
         plan: sharding of tables, if the job is joined: a `sparring.contracts.ShardingPlan`, or a mapping
@@ -75,7 +78,8 @@ class DistributedModelParallel(nn.Module):
         plugin_manager: the plugin manager for backends; None uses the installed plugins.
 
     Raises:
-        InvalidArgumentError: `module` has no tables, or tables in another container;
+        InvalidArgumentError: `module` has no tables, or tables in another container; rows or an
+            `Optimizer` of the tables were created too early;
             `torch.distributed` has other ranks than the launcher; the plan names an unknown table or
             rank; or `dense` is unknown or not supported with the other arguments.
         UnsupportedError: with ``fsdp2``, a parameter cannot be sharded.
@@ -123,10 +127,13 @@ class DistributedModelParallel(nn.Module):
                 "DistributedModelParallel: found a plan, but the tables are in a container, which has "
                 "its own plan; pass the plan to the container: StepContainer(plan=…)"
             )
-        manager = plugin_manager or make_plugin_manager()
-        self.container = container or _join_container(
-            module, manager, exchange, deadline_seconds, plan
-        )
+        early = [each for each in agents if each.is_bound and not each.is_container_given]
+        if container is None:
+            manager = plugin_manager or make_plugin_manager()
+            container = _join_container(module, early, manager, exchange, deadline_seconds, plan)
+        elif any(each.container is not container for each in early):
+            raise _make_order_error(early, "in a given container")
+        self.container = container
         for agent in agents:
             agent.join(self.container)
             agent.is_container_given = True
@@ -262,14 +269,39 @@ def check_dense(dense: str, *, find_unused_parameters: bool = False) -> None:
         )
 
 
+def _make_order_error(early: Sequence[TrainAgent], where: str) -> InvalidArgumentError:
+    tables = [name for each in early for name in each.table_names]
+    found = [
+        name
+        for name, is_found in (
+            ("an Optimizer", any(each.is_trained for each in early)),
+            ("rows", any(each.has_rows for each in early)),
+        )
+        if is_found
+    ]
+    return InvalidArgumentError(
+        f"DistributedModelParallel: tables {tables} already have {' and '.join(found)}, expected "
+        f"tables without them {where}, because they join another container. First wrap the model, "
+        "then load rows, then create the Optimizer: model = DistributedModelParallel(model); "
+        "model.load_state_dict(state_dict); optimizer = Optimizer(model, …)",
+        tables=tables,
+    )
+
+
 def _join_container(
     module: nn.Module,
+    early: Sequence[TrainAgent],
     manager: PluginManager,
     exchange: ExchangeOptions | None,
     deadline_seconds: float,
     plan: PlanLike,
 ) -> StepContainer:
-    """Creates a container in the job of this process."""
+    """Creates a container in the job of this process.
+
+    Args:
+        early: agents whose tables have rows or an `Optimizer`. If this process is the only rank, their
+            container becomes that of the job.
+    """
     # If torch.distributed is initialized, the job has the same ranks.
     is_initialized = dist.is_available() and dist.is_initialized()
     job = join_job(
@@ -281,6 +313,20 @@ def _join_container(
         plugin_manager=manager,
     )
     try:
+        containers = {id(each.container): each.container for each in early}
+        num_ranks = job.rendezvous.shard_map().world_size
+        if len(containers) == 1 and num_ranks == 1 and plan is None:
+            job.close()
+            return next(iter(containers.values()))
+        if containers:
+            raise _make_order_error(
+                early,
+                f"on {num_ranks} ranks"
+                if num_ranks > 1
+                else "with a plan"
+                if plan is not None
+                else "in several containers",
+            )
         return StepContainer(
             collective=job.collective,
             rendezvous=job.rendezvous,
@@ -291,5 +337,5 @@ def _join_container(
             ),
         )
     except BaseException:
-        job.close()  # the plan was rejected
+        job.close()  # for example, the plan was rejected
         raise

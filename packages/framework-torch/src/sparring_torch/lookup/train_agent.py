@@ -11,6 +11,7 @@ needs to know about steps.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from sparring import StepContainer
 from sparring.adapter import TableDeclaration, pulls_on_device
+from sparring.errors import InvalidArgumentError
 from sparring_torch import misuse
 from sparring_torch.device.intra_op_threads import borrow_intra_op_threads
 from sparring_torch.device.kernels import current_gpu, get_kernel_set
@@ -73,6 +75,8 @@ class TrainAgent(CopiedTables):
         self._first_step: int | None = None
         self.has_optimizer = False
         """Whether an optimizer applies the gradients of the tables."""
+        self.optimizer: weakref.ref[Any] | None = None
+        """The last `Optimizer` of the tables."""
         for each in declarations:
             misuse.check_backend(each.storage, container)
         for device in {each.device for each in declarations} - {"cpu"}:
@@ -83,6 +87,29 @@ class TrainAgent(CopiedTables):
 
     def _own_device(self, container: StepContainer) -> str | None:
         return container.own_device or current_gpu()
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether an existing `Optimizer` steps the container of the tables."""
+        return self.optimizer is not None and self.optimizer() is not None
+
+    @property
+    def is_bound(self) -> bool:
+        return super().is_bound or self.is_trained
+
+    def join(self, container: StepContainer) -> None:
+        """See `TableGroup.join`.
+
+        Raises:
+            InvalidArgumentError: rows or an `Optimizer` exist in another container.
+        """
+        if self.is_trained and self._container is not container:
+            raise InvalidArgumentError(
+                f"tables {self.table_names} already have an Optimizer in another container, which "
+                "would train no rows; create the Optimizer after the tables join their container",
+                tables=self.table_names,
+            )
+        super().join(container)
 
     def _on_joined(self, declarations: Sequence[TableDeclaration]) -> None:
         self._host = HostPath(self.container, self.table_names, self._features, self._dtype)

@@ -21,7 +21,6 @@ from sparring.adapter import (
 from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.lookup.row_gradients import Anchor, RowGradients
-from sparring_torch.lookup.train_agent import TrainAgent
 from sparring_torch.modules.table_module import list_table_modules
 from sparring_torch.optim.fused_updater import FusedUpdater
 from sparring_torch.optim.native_updater import NativeUpdater
@@ -34,8 +33,6 @@ _ROWS_ARE_IN = (
 )
 
 _Loss = TypeVar("_Loss")
-
-_of_agents = weakref.WeakKeyDictionary[TrainAgent, "weakref.ref[Optimizer]"]()
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -160,10 +157,10 @@ class Optimizer(torch.optim.Optimizer):
         for agent in agents:
             agent.has_optimizer = True
             agent.write_initial_rows()
-            former = _of_agents.get(agent, lambda: None)()
+            former = None if agent.optimizer is None else agent.optimizer()
             if former is not None:
                 former._before_step = former._reject_step
-            _of_agents[agent] = weakref.ref(self)
+            agent.optimizer = weakref.ref(self)
         self._is_made = False
         super().__init__(self._updater.parameters, {})
         self._is_made = True

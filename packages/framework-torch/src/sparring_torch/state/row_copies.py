@@ -79,7 +79,7 @@ class CopiedTables(TableGroup):
         own = {"_host", "_path", "_container"}
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         state["is_container_given"] = state["has_optimizer"] = state["_may_train"] = False
-        state["_first_step"] = None
+        state["_first_step"] = state["optimizer"] = None
         for each in self.declarations:
             if isinstance(each.storage, Storage):
                 _reject(each.table.name, "was given an open storage")

@@ -165,6 +165,11 @@ class TableGroup:
         container = self._container
         return container is not None and any(map(container.num_rows, self.table_names))
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether the tables must stay in their container."""
+        return self.is_container_given or self.has_rows
+
     def join(self, container: StepContainer) -> None:
         """Declares the tables in `container`, which becomes the container of the group.
 
@@ -220,7 +225,7 @@ def join_container(holders: Sequence[TableGroup]) -> StepContainer:
     Raises:
         InvalidArgumentError: the groups have several containers, or two tables have the same name.
     """
-    bound = [each for each in holders if each.is_container_given or each.has_rows]
+    bound = [each for each in holders if each.is_bound]
     containers = {id(each.container): each.container for each in bound}
     if len(containers) > 1:
         names = sorted(name for each in bound for name in each.table_names)
