@@ -248,3 +248,14 @@ def test_an_optimizer_continues_on_a_rank_without_rows_or_without_the_first_bloc
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # that rows are missing
         run_ranks(2, loads)
+
+
+def test_each_rank_counts_the_rows_of_its_columns() -> None:
+    def body(collective: Collective) -> Any:
+        with container_of(collective) as held:
+            *_, module = train("Embedding", torch.optim.SGD, {}, [collective.rank], held)
+            return module.num_rows()["user"], held.num_rows_to_sum("user")
+
+    (mine, once), (theirs, other) = run_ranks(2, body)
+    assert mine == theirs > 0
+    assert sorted((once, other)) == [0, mine], "the sum over ranks counts a row once"

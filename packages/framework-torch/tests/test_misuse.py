@@ -236,3 +236,24 @@ def test_a_state_of_an_optimizer_without_the_rows_warns_once() -> None:
 def test_an_argument_that_is_not_a_container_is_explained() -> None:
     with pytest.raises(InvalidArgumentError, match=r"found str; pass a StepContainer\(\)"):
         Embedding(2, name="user", container="redis")  # type: ignore[arg-type]
+
+
+def test_gradients_that_no_step_takes_are_reported(recwarn: pytest.WarningsRecorder) -> None:
+    tables = [Embedding(2, name="one"), Embedding(2, name="two")]
+    optimizer = Optimizer(tables, "sgd", lr=0.1)
+
+    def run(num_passes: int) -> list[str]:
+        recwarn.clear()
+        for _ in range(num_passes):
+            sum(each(torch.tensor([1, 2])).sum() for each in tables).backward()
+        return [str(each.message) for each in recwarn if "backward passes" in str(each.message)]
+
+    assert run(100) == []  # many micro-batches
+    optimizer.step()
+    optimizer.zero_grad()
+    assert run(60) == []
+    optimizer.zero_grad()
+    assert run(60) == []
+    (found,) = run(60)
+    assert "100 backward passes" in found
+    assert "'one'" in found

@@ -18,6 +18,7 @@ __all__ = [
     "check_backend",
     "check_has_optimizer",
     "check_ranks",
+    "check_steps",
     "reject_proxy",
     "reject_scripting",
     "reject_tracing",
@@ -61,6 +62,22 @@ def check_ranks(tables: Sequence[str], container: StepContainer) -> None:
             "train separate tables on each rank, pass container=sparring.StepContainer() to the "
             "modules",
             tables=list(tables),
+        )
+
+
+MAX_PASSES = 100
+"""Number of backward passes without a step after which `check_steps` warns."""
+
+
+def check_steps(tables: Sequence[str], container: StepContainer) -> None:
+    """Warns, in a forward pass of training, if gradients accumulate because no step takes them."""
+    if container.resources.count_pass() == MAX_PASSES:
+        warnings.warn(
+            f"training: {MAX_PASSES} backward passes have run since the last step() of the Optimizer "
+            f"of tables {', '.join(map(repr, tables))}, which keeps their gradients in memory; call "
+            "step() and zero_grad() for each batch, or requires_grad_(False) on the module if its rows "
+            "are not trained",
+            stacklevel=3,
         )
 
 

@@ -87,6 +87,7 @@ class ResourceManager:
         the step takes them, together with later gradients."""
         self.num_gradients = 0
         """Number of gradients that were accumulated since the container was created."""
+        self._num_at_pass = self._num_passes = 0
 
     def declare(self, table: TableConfig, view: Any, blocks: Sequence[str] = ()) -> None:
         """Prepares for the gradients of a table: ``(u, dim)`` of its computing dtype.
@@ -280,6 +281,18 @@ class ResourceManager:
             bags, self._bags = self._bags, {}
         return list(bags.values())
 
+    def count_pass(self) -> int:
+        """Returns the number of backward passes since gradients were last taken or dropped, or 0 if none
+        has run since the previous call. A forward pass calls it first."""
+        if self.num_gradients == self._num_at_pass:
+            return 0
+        self._num_at_pass = self.num_gradients
+        self._num_passes += 1
+        return self._num_passes
+
+    def _reset_passes(self) -> None:
+        self._num_at_pass, self._num_passes = self.num_gradients, 0
+
     def first_bags(self) -> int | None:
         """Returns the number of the first lookup whose pools have or may still get a gradient, or
         None."""
@@ -374,6 +387,7 @@ class ResourceManager:
         """
         taken: dict[str, Any] = {}
         with self._lock:
+            self._reset_passes()
             self._add_summed()
             for table, accumulator in self._accumulators.items():
                 held = self._held.pop(table, None)
@@ -410,6 +424,7 @@ class ResourceManager:
             UnknownTableError: `table` was not declared.
         """
         with self._lock:
+            self._reset_passes()
             names = (table, *self._blocks.get(table, ()))
             for number in [n for n, (each, _) in self._bags.items() if each.table.name in names]:
                 del self._bags[number]
@@ -439,6 +454,7 @@ class ResourceManager:
     def discard(self) -> None:
         """Drops all batch inputs and gradients of the step."""
         with self._lock:
+            self._reset_passes()
             self._batch_inputs.clear()
             self.summed.clear()
             self._held.clear()

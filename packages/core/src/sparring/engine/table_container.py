@@ -147,7 +147,7 @@ class TableContainer:
 
     def num_rows(self, table: str) -> int:
         """Returns the number of rows of a table on this rank. If the table is sharded by columns, this
-        is the number of rows of its first block.
+        is the number of rows in the largest of the rank's blocks.
 
         Args:
             table: name of a declared table.
@@ -155,9 +155,26 @@ class TableContainer:
         Raises:
             UnknownTableError: `table` was not declared.
         """
+        return max(map(self._num_part_rows, self._counted_parts(table)))
+
+    def num_rows_to_sum(self, table: str) -> int:
+        """Returns the number of rows that this rank contributes to the total over ranks, which counts a
+        row once if its columns are on several ranks: the rows of the table's first block.
+
+        Args:
+            table: name of a declared table.
+
+        Raises:
+            UnknownTableError: `table` was not declared.
+        """
+        return self._num_part_rows(self._counted_parts(table)[0])
+
+    def _counted_parts(self, table: str) -> Sequence[TableEntry]:
         self.check_open()
         quiesce(self.state, Purpose.COUNT)
-        entry = self.entry(table).parts[0]
+        return self.entry(table).parts
+
+    def _num_part_rows(self, entry: TableEntry) -> int:
         self.state.tables.probe_existing_rows(entry)
         return 0 if entry.storage is None else entry.storage.size
 

@@ -182,8 +182,10 @@ class TrainAgent(CopiedTables):
         container = self._container or self.container
         if torch._C._is_tracing():  # half the time of torch.jit.is_tracing
             misuse.reject_tracing(self.table_names)
-        if is_training and not self._may_train and torch.is_grad_enabled():
-            self._check_training(container)
+        if is_training and torch.is_grad_enabled():
+            if not self._may_train:
+                self._check_training(container)
+            misuse.check_steps(self.table_names, container)
         path = self._path
         if path is None:
             return None

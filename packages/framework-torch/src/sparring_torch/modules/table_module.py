@@ -72,7 +72,8 @@ class TableModule(LookupModule, RowsInState):
         )
 
     def num_rows(self) -> dict[str, int]:
-        """Number of rows per table on this rank."""
+        """Number of rows per table on this rank, including rows of which it stores only a block of
+        columns."""
         return {name: self.agent.container.num_rows(name) for name in self.agent.table_names}
 
     def read_embeddings(self, ids: Any, table: str | None = None) -> Tensor:

@@ -31,7 +31,7 @@ class RunCounts:
     def rows(self) -> dict[str, int]:
         """Returns table → number of rows."""
         container = self._container
-        return self._total({name: container.num_rows(name) for name in container.tables})
+        return self._total({name: container.num_rows_to_sum(name) for name in container.tables})
 
     def not_admitted(self) -> dict[str, int]:
         """Returns table → number of gradients that its admission filter rejected, if it has one."""

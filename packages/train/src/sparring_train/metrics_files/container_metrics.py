@@ -66,7 +66,7 @@ def _read_table(container: StepContainer, entry: TableEntry, *, counts_all: bool
     name, storage = entry.config.name, entry.storage
     is_cheap = storage is None or _is_counted_at_once(storage)
     if counts_all:
-        rows: int | None = container.num_rows(name)
+        rows: int | None = container.num_rows_to_sum(name)
         tiers = [each.as_dict() for each in container.tier_counters(name)]
     else:
         rows = 0 if storage is None else _rows_at_once(storage)
