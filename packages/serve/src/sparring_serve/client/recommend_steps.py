@@ -24,7 +24,8 @@ from sparring_serve.wire.rows import as_bytes, read_ids
 __all__ = ["Queries", "Recommendations", "RecommendQuery", "recommend_steps"]
 
 Queries = npt.ArrayLike | Mapping[str, npt.ArrayLike]
-"""``(q, dim)`` vectors; or table → ``(q,)`` keys or strings, whose rows in the table are the vectors."""
+"""``(q, dim)`` vectors; or table → ``(q,)`` keys or strings, whose rows in the table are the vectors.
+Rows from which the model computes vectors are rejected: they are not in the space of its vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ def _vectors(
                 f"queries must be vectors or the keys of one table, found {len(given)} tables; pass the "
                 "keys of one table"
             )
+        _check_space(wanted.table, *given, dims)
         seconds = max(deadline - session.clock(), 1e-3)
         answer = yield from session.pull_steps(given, Missing.INITIAL, version, seconds)
         [(table, vectors)] = answer.rows.items()
@@ -168,6 +170,31 @@ def _vectors(
             "use vectors of the same size"
         )
     return np.ascontiguousarray(vectors, np.float32), found
+
+
+_VECTORS = ".vectors"
+"""End of the name of a table of vectors that a publisher computed from rows."""
+
+
+def _check_space(table: str, of_queries: str, served: Mapping[str, int]) -> None:
+    """Raises if rows of a table are inputs of the model, so that products with them mean nothing.
+
+    Args:
+        table: table whose rows are compared.
+        of_queries: table whose rows are the queries.
+        served: all tables; the model computes ``item.vectors`` from rows of ``item``.
+    """
+    computed = {
+        each for each in served if each.endswith(_VECTORS) and each.removesuffix(_VECTORS) in served
+    }
+    if not computed or table == of_queries or {table, of_queries} <= computed:
+        return
+    rows = table if table not in computed else of_queries
+    raise InvalidArgumentError(
+        f"queries by keys of table {of_queries!r} for table {table!r}: rows of table {rows!r} are inputs "
+        "of the model and not its vectors, so these products do not rank; pass query vectors, which "
+        f"the model computes, for table {min(computed)!r}, or use `sparring recommend`"
+    )
 
 
 def _parts(

@@ -77,9 +77,15 @@ def export_program(
 
 def _check_exportable(path: str, run: RunConfig) -> None:
     if run.model.loss == "ranking":
+        ranking = run.model.ranking(run.data.columns)
+        fix = "use `sparring recommend`, for example with --all-users"
+        if ranking is not None and ranking.rows_are_vectors and ranking.history is None:
+            fix += (
+                ", or publish its tables and query a service for the best items: sparring publish"
+            )
         raise UnsupportedError(
             f"{path}: model.kind: {run.model.kind} ranks items, but programs predict one number per "
-            "example; publish its tables and query a service for the best items: sparring publish"
+            f"example; {fix}"
         )
     lists = [feature.name for feature in run.data.columns.features if feature.is_list]
     if lists:
