@@ -301,7 +301,7 @@ class StepContainer(TableContainer):
 
     # -- steps
 
-    def apply(self, update: Update) -> None:
+    def apply(self, update: Update, *, settings: Callable[[], Mapping[str, Any]] = dict) -> None:
         """Applies the accumulated gradients of all tables as one step.
 
         All ranks must call it, including those without gradients. All checks are made before the first
@@ -311,8 +311,12 @@ class StepContainer(TableContainer):
 
         Args:
             update: changes the rows of all tables in place.
+            settings: returns the settings of the update, such as a learning rate, as JSON values. It
+                is called if there are several ranks, which must have the same settings.
 
         Raises:
+            InvalidArgumentError: ranks have different settings. No row has changed; the gradients are
+                dropped.
             NonFiniteGradientError: a gradient contains NaN or infinity, and the policy is to raise. No
                 row has changed; the gradients are dropped.
             CapacityError: a storage is full and does not evict. No row has changed.
@@ -327,11 +331,16 @@ class StepContainer(TableContainer):
         """
         self.state.check_open()
         with self.state.span("apply"):
-            apply_update(self.state, update)
+            apply_update(self.state, update, settings)
             if self.state.tables.expiring:
                 note_step(self.state)
 
-    def apply_methods(self, choices: Mapping[str, MethodChoice]) -> list[str]:
+    def apply_methods(
+        self,
+        choices: Mapping[str, MethodChoice],
+        *,
+        settings: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> list[str]:
         """Applies the accumulated gradients with update methods as one step; see `apply`.
 
         If all rows are on this rank, built-in methods run fused. One access finds each row, creates
@@ -339,18 +348,19 @@ class StepContainer(TableContainer):
 
         Args:
             choices: update method of every table that has gradients.
+            settings: as for `apply`; None compares `choices`.
 
         Returns:
             The tables that had a gradient on any rank.
 
         Raises:
             InvalidArgumentError: a table with gradients has no method, or its rows have another width
-                than the method requires. No row has changed.
+                than the method requires, or ranks have different settings. No row has changed.
             NonFiniteGradientError, CapacityError, PartialStepError: as `apply`.
         """
         self.state.check_open()
         with self.state.span("apply"):
-            touched = apply_methods(self.state, choices)
+            touched = apply_methods(self.state, choices, settings)
             if self.state.tables.expiring:
                 note_step(self.state)
             return touched

@@ -349,7 +349,10 @@ def compute_digest(value: Any) -> int:
 
 
 def check_headers(
-    collective: Collective, headers: Sequence[Header], settings: Settings, requests: Sequence[str]
+    collective: Collective,
+    headers: Sequence[Header],
+    settings: Settings,
+    requests: Sequence[str] | Settings,
 ) -> None:
     """Checks that all ranks are at the same step with the same settings, and start the same operation.
 
@@ -357,12 +360,13 @@ def check_headers(
         collective: connection to the other ranks.
         headers: headers of all ranks.
         settings: settings of this rank.
-        requests: descriptions of the tables that this rank exchanges.
+        requests: descriptions of the tables that this rank exchanges; or settings of the update that
+            it applies.
 
     Raises:
         PeerFailure: a rank has ended, or is in another operation.
-        InvalidArgumentError: ranks have different settings or exchange different tables, and no rank
-            has an error.
+        InvalidArgumentError: ranks have different settings, exchange different tables or apply
+            different updates, and no rank has an error.
     """
     mine = headers[collective.rank]
     elsewhere = [
@@ -383,6 +387,14 @@ def check_headers(
             "start all ranks with the same configuration, tables and version of the code",
         )
     if any(each.requests != mine.requests for each in headers):
+        if isinstance(requests, Mapping):
+            Coordinator(collective, f"step {mine.step}").all_equal(
+                requests,
+                f"step {mine.step + 1} was not applied, because ranks would update rows differently",
+                "set the same hyper-parameters on all ranks, and load the optimizer's state on all or "
+                "none of them; if they depend on a metric, average it over the ranks",
+            )
+            return
         Coordinator(collective, f"step {mine.step}").all_equal(
             {"request": list(requests)},
             f"at step {mine.step} ranks exchange rows of different tables",

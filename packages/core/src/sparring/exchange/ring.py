@@ -515,12 +515,18 @@ class RingExchange(Closable):
                 self.session.give_up(error)
             raise
 
-    def commit(self, num_rows: Sequence[int], error: BaseException | None = None) -> list[int]:
+    def commit(
+        self,
+        num_rows: Sequence[int],
+        error: BaseException | None = None,
+        settings: Settings | None = None,
+    ) -> list[int]:
         """Waits until all ranks are ready to write the step. All ranks must call it.
 
         Args:
             num_rows: number of rows of each table that this rank will write.
             error: error of this rank, if it cannot write.
+            settings: settings of the update, which must be equal on all ranks.
 
         Returns:
             Number of rows of each table that all ranks together will write.
@@ -535,7 +541,7 @@ class RingExchange(Closable):
             return list(num_rows)
         mine = np.tile(np.asarray(num_rows, np.int64), (self._world_size, 1))
         with self.session.guard("commit", ()):
-            theirs = self.session.agree(Phase.COMMIT, mine, [], error)
+            theirs = self.session.agree(Phase.COMMIT, mine, settings or {}, error)
             theirs[self._rank] = num_rows
             totals: list[int] = theirs.sum(axis=0).tolist()
             return totals

@@ -7,7 +7,7 @@ of messages. Each exchange runs inside `guard` and begins with `agree`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -129,7 +129,7 @@ class ExchangeSession:
         self,
         phase: Phase,
         counts: npt.NDArray[np.int64],
-        requests: Sequence[str],
+        requests: Sequence[str] | Settings,
         error: BaseException | None = None,
     ) -> npt.NDArray[np.int64]:
         """Begins an exchange: all ranks proceed, or all raise.
@@ -138,7 +138,8 @@ class ExchangeSession:
             phase: operation of this exchange.
             counts: ``(world_size, tables)``: rows that this rank requests from each rank, or sends to
                 it.
-            requests: descriptions of the tables that this rank exchanges; must be equal on all ranks.
+            requests: descriptions of the tables that this rank exchanges, or settings of the update
+                that it applies; must be equal on all ranks.
             error: error of this rank, if it cannot take part.
 
         Returns:
@@ -147,14 +148,15 @@ class ExchangeSession:
         Raises:
             BaseException: `error`, or the error of another rank, with that rank's number.
             PeerFailure: a rank is gone, does not respond, or is in another operation.
-            InvalidArgumentError: ranks have different settings, or exchange different tables.
+            InvalidArgumentError: ranks have different settings, exchange different tables, or apply
+                different updates.
         """
         settings, settings_digest = self.all_settings()
         mine = Header(
             phase,
             self.step,
             settings_digest,
-            compute_digest(list(requests)),
+            compute_digest(requests if isinstance(requests, Mapping) else list(requests)),
             error is not None,
             counts.shape[1],
         )

@@ -99,14 +99,18 @@ class NativeUpdater:
         """Applies the gradients that were collected since the last step."""
         choices = self._choices(learning_rate, iterations)
         self._check_fused(choices)
+
+        def settings() -> dict[str, Any]:
+            return {"learning_rate": float(learning_rate), "iterations": int(iterations)}
+
         if isinstance(choices, str):
             self._note("shadow: " + choices)
             self._rate, self._iterations = learning_rate, iterations
-            self._container.apply(self._update)
+            self._container.apply(self._update, settings=settings)
             return
         for choice in choices.values():
             self._note(choice.method.name)
-        self._container.apply_methods(choices)
+        self._container.apply_methods(choices, settings=settings)
 
     def _choices(self, rate: float, iterations: int) -> dict[str, MethodChoice] | str:
         """Returns the update method of each table in this step, or the reason why there is none."""

@@ -36,6 +36,9 @@ from sparring_torch.optim.sparse_adam import over_rows
 
 __all__ = ["NativeUpdater"]
 
+_NO_SETTINGS = {"foreach", "fused", "capturable", "differentiable"}
+"""Hyper-parameters that do not change the result of a step."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -128,7 +131,7 @@ class NativeUpdater:
         forms = why_not_fused or self._forms()
         if isinstance(forms, str):
             self._note("shadow: " + forms)
-            self._container.apply(self._update)
+            self._container.apply(self._update, settings=self._settings)
             return
         self._note(_methods(forms))
         num_steps = self._container.state.counters.steps
@@ -136,7 +139,7 @@ class NativeUpdater:
         for name, form in forms.items():
             step = self._shadows[name].num_steps(num_steps) + 1
             choices[name] = MethodChoice(form.method, form.hyper, step)
-        for name in self._container.apply_methods(choices):
+        for name in self._container.apply_methods(choices, settings=self._settings):
             self._shadows[name].count_step()
 
     def _forms(self) -> dict[str, FusedForm] | str:
@@ -148,6 +151,17 @@ class NativeUpdater:
                 return form
             forms |= dict.fromkeys(self._list_tables(group), form)
         return forms
+
+    def _settings(self) -> dict[str, Any]:
+        """Returns the settings of the next step, which must be equal on all ranks; its route need not
+        be."""
+        steps = {name: shadow.num_steps(0) for name, shadow in self._shadows.items()}
+        names = self.defaults.keys() - _NO_SETTINGS
+        groups = {
+            f"param_groups[{position}]": {name: _to_json(group.get(name)) for name in names}
+            for position, group in enumerate(self.param_groups)
+        }
+        return {"steps": steps, **groups}
 
     def _list_tables(self, group: Mapping[str, Any]) -> list[str]:
         return [group["table"]] if "table" in group else list(self._shadows)
@@ -201,6 +215,18 @@ class NativeUpdater:
         """Sets the values that `scalars` returned."""
         for name, shadow in self._shadows.items():
             shadow.set_scalars(scalars[name])
+
+
+def _to_json(value: Any) -> Any:
+    """Converts a hyper-parameter, so that equal numbers have equal texts."""
+    if isinstance(value, (torch.Tensor, np.generic)):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return list(map(_to_json, value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    # Other values, such as functions, cannot be compared.
+    return value if value is None or isinstance(value, (bool, float, str)) else "…"
 
 
 def _methods(forms: Mapping[str, FusedForm]) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -40,9 +41,14 @@ class Commit:
 
 
 @contextmanager
-def commit_vote(state: EngineState) -> Iterator[Commit]:
+def commit_vote(state: EngineState, settings: Callable[[], Mapping[str, Any]]) -> Iterator[Commit]:
     """Context of all checks of a step. At its end, all ranks continue, or all raise the error of
-    one."""
+    one.
+
+    Args:
+        state: state of the engine.
+        settings: returns the settings of the update, as JSON values, which must be equal on all ranks.
+    """
     commit = Commit({}, [])
     own_error: BaseException | None = None
     try:
@@ -69,7 +75,7 @@ def commit_vote(state: EngineState) -> Iterator[Commit]:
         *digests,
         *(each * each for each in digests),
     ]
-    totals = iter(state.exchange.commit(counts, own_error))
+    totals = iter(state.exchange.commit(counts, own_error, settings()))
     commit.touched = [name for name in names if next(totals)]
     kept, sizes, sums, squares = (
         [next(totals) for _ in some] for some in (blocks, blocks, replicated, replicated)

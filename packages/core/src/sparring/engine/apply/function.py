@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from sparring.contracts.device.kernel_set import KernelSet
 from sparring.engine.apply.commit import commit_vote, partial_step_errors
@@ -29,14 +30,16 @@ from sparring.kernels.cpu import HOST
 __all__ = ["apply_update"]
 
 
-def apply_update(state: EngineState, update: Update) -> None:
+def apply_update(
+    state: EngineState, update: Update, settings: Callable[[], Mapping[str, Any]] = dict
+) -> None:
     """Implements `StepContainer.apply`."""
     taken, own_error = take_gradients(state, are_summed=True)
     kernels = choose_kernels(state, taken)
     owned = exchange_gradients(state, taken, own_error, kernels, by_rows=kernels.keys())
     steps = dict.fromkeys(kernels, state.counters.steps + 1)
     gathered, updates = dict[str, GatheredRows](), dict[str, TableUpdate]()
-    with commit_vote(state) as commit:
+    with commit_vote(state, settings) as commit:
         check_and_average(state, owned)
         with state.span("find"):
             gathered = gather_rows(state, owned, steps)

@@ -3,7 +3,8 @@ rank."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from sparring import _native
@@ -35,8 +36,13 @@ from sparring.updates.builtin import NativeMethod, clip_gradients
 __all__ = ["apply_methods"]
 
 
-def apply_methods(state: EngineState, choices: Mapping[str, MethodChoice]) -> list[str]:
+def apply_methods(
+    state: EngineState,
+    choices: Mapping[str, MethodChoice],
+    settings: Callable[[], Mapping[str, Any]] | None = None,
+) -> list[str]:
     """Implements `StepContainer.apply_methods`."""
+    settings = settings or partial(_describe, choices)
     taken, own_error = take_gradients(state, are_summed=False)
     try:
         choices = expand_choices(state.tables, choices)
@@ -53,9 +59,9 @@ def apply_methods(state: EngineState, choices: Mapping[str, MethodChoice]) -> li
                 return pushed
         step = _try_fused_step(state, taken, choices)
     if step is None and pushed:
-        return [*pushed, *_apply_owned(state, taken, choices, own_error)]
+        return [*pushed, *_apply_owned(state, taken, choices, own_error, settings)]
     if step is None:
-        return table_names(state.tables, _apply_owned(state, taken, choices, own_error))
+        return table_names(state.tables, _apply_owned(state, taken, choices, own_error, settings))
     _check_capacities(state, taken, step)
     if state.memory_bytes is not None:
         check_memory(state, state.memory_bytes)
@@ -80,6 +86,7 @@ def _apply_owned(
     taken: Mapping[str, Any],
     choices: Mapping[str, MethodChoice],
     own_error: BaseException | None,
+    settings: Callable[[], Mapping[str, Any]],
     *,
     defers_finite_check: bool = True,
 ) -> list[str]:
@@ -93,6 +100,7 @@ def _apply_owned(
         taken: accumulated gradients by table.
         choices: update method by table.
         own_error: error of this rank, if it cannot apply the step.
+        settings: returns the settings of the update, which must be equal on all ranks.
         defers_finite_check: whether the update itself may check that gradients are finite.
 
     Returns:
@@ -118,7 +126,7 @@ def _apply_owned(
     there = {name: each for name, each in owned.items() if each.kernels is not HOST}
     here = {name: each for name, each in owned.items() if each.kernels is HOST}
     step, gathered = None, dict[str, GatheredRows]()
-    with commit_vote(state) as commit:
+    with commit_vote(state, settings) as commit:
         check_and_average(state, owned)
         _check_choices(owned, choices)
         check_method_capacities(state, there)
@@ -142,7 +150,7 @@ def _apply_owned(
                     _update_rows(each.update, choices[name])
     changed = write_methods(state, there, choices, after=list(here))
     if changed is None:  # gradients are not finite: check them before the update this time
-        return _apply_owned(state, taken, choices, own_error, defers_finite_check=False)
+        return _apply_owned(state, taken, choices, own_error, settings, defers_finite_check=False)
     if step is None:
         write_rows(state, gathered, before=changed)
     else:
@@ -162,6 +170,18 @@ def _may_defer_finite_check(state: EngineState, kernels: Mapping[str, KernelSet]
             entry.may_refuse or entry.write_log.is_active for entry in state.tables.entries.values()
         )
     )
+
+
+def _describe(choices: Mapping[str, MethodChoice]) -> dict[str, dict[str, Any]]:
+    """Returns the settings of each table's update as JSON values."""
+    return {
+        name: {
+            "method": each.method.name,
+            "step": each.step,
+            **each.hyper.model_dump(mode="json"),
+        }
+        for name, each in choices.items()
+    }
 
 
 def _update_rows(update: TableUpdate, choice: MethodChoice) -> None:
