@@ -31,6 +31,7 @@ from sparring_train.loop.best_step import BestStep
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.kept_best import BestStepSnapshots, kept_best, make_best_step
 from sparring_train.loop.model import Trainer
+from sparring_train.loop.output_check import check_outputs
 from sparring_train.loop.position import POSITION, Position, mark_epoch_ends, read_position
 from sparring_train.loop.returns import RunReturns
 from sparring_train.loop.run_counts import RunCounts
@@ -160,6 +161,7 @@ class _Run:
         self._stop = threading.Event()
         self._is_stopped = False
         self._resumed_steps = 0
+        self._has_checked = False
         self._metrics: dict[str, float] = {}
         self._metrics_step = -1
         self._loss: float | None = None
@@ -291,7 +293,7 @@ class _Run:
         """Makes steps until the run is complete, leaves out steps, or `stop` is set on any rank. Returns
         whether it was set."""
         interval = self._config.training.evaluation_interval_steps
-        for trained in self._trainer.steps(self._ready or self._batches(), stop):
+        for trained in self._trainer.steps(self._checked(self._ready or self._batches()), stop):
             self._at, ends_epoch = self._coming.popleft()
             if self._kept is not None:
                 self._kept.is_current = False
@@ -335,7 +337,7 @@ class _Run:
 
     def _validate(self, best: BestStep) -> None:
         """Evaluates the validation examples, and saves the step if it is the best one."""
-        with self._container.span("evaluate"):
+        with self._saved_if_it_fails(), self._container.span("evaluate"):
             metrics = self._source.evaluate(self._trainer.predict, self._ranks, part="validation")
         if best.metric not in metrics:
             raise ConfigError(
@@ -433,6 +435,36 @@ class _Run:
                 step += 1
                 self._coming.append((Position(step, epoch, number), is_end))
                 yield batch
+
+    def _checked(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yields batches; before the first one of this process, checks the outputs of the model."""
+        if self._has_checked:
+            return batches
+        self._has_checked = True
+        model, schema = self._config.model, self._source.schema
+        return check_outputs(
+            batches,
+            self._trainer.predict,
+            self._ranks,
+            kind=model.kind,
+            has_vectors=model.ranking(schema) is not None,
+        )
+
+    @contextmanager
+    def _saved_if_it_fails(self) -> Iterator[None]:
+        """Saves the run if an evaluation fails within the block, so that no step is lost. With several
+        ranks, others may not have failed, so they cannot save together."""
+        try:
+            yield
+        except Exception:
+            chosen = self._config.snapshots
+            if chosen.url is not None and chosen.at_end and self._ranks.world_size == 1:
+                self._snapshots.end(self._step, self._states)
+                self._progress.on_message(
+                    f"the evaluation after step {self._step:,} failed; the run is saved in "
+                    f"{self._snapshots.last_url}: correct the cause, and add --resume"
+                )
+            raise
 
     def _stream_batches(self) -> Iterator[ColumnBatch]:
         """Yields batches of a stream, until it ends or the run is stopped."""
@@ -548,7 +580,7 @@ class _Run:
 
     def _evaluate(self, *, is_last: bool) -> None:
         observe = self._report.test_observer() if is_last else None
-        with self._container.span("evaluate"):
+        with self._saved_if_it_fails(), self._container.span("evaluate"):
             self._metrics = self._source.evaluate(self._trainer.predict, self._ranks, observe)
         # If this step was evaluated before, its metrics have already been reported.
         if self._metrics_step != self._step:
