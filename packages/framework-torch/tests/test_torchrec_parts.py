@@ -307,10 +307,14 @@ def test_a_pipeline_drops_the_waiting_batch_if_it_is_disconnected() -> None:
     pipeline: Any = torchrec.TrainPipelineSparseDist(model, optimizer, "cpu")
     assert pipeline._optimizer is optimizer
     assert not pipeline._connected
-    assert pipeline.progress(batches(0)) == 0
+    first = batches(0)
+    assert pipeline.progress(first) == 0
     assert pipeline._connected
-    assert pipeline.progress(batches(10)) == 1  # which waited
+    assert pipeline.progress(batches(10)) == 10
+    assert pipeline.progress(first) == 1  # which waited
     pipeline._connected = False
+    with pytest.raises(StopIteration):  # its last batch was dropped
+        pipeline.progress(first)
     assert pipeline.progress(batches(20)) == 20
     with pytest.raises(InvalidArgumentError, match="only False is supported"):
         pipeline._connected = True

@@ -385,6 +385,53 @@ def test_evaluation_mode_only_calls_the_model() -> None:
     assert model.table.num_rows() == {"small": 2}
 
 
+@pytest.mark.parametrize("is_weak", [True, False])
+def test_a_shortened_evaluation_neither_loses_nor_trains_batches(is_weak: bool) -> None:
+    def iterate(ids: range) -> Iterator[Tensor]:
+        found = [torch.tensor([each]) for each in ids]
+        return (each for each in found) if is_weak else iter(found)
+
+    model, pipeline = small()
+    training, seen = iterate(range(6)), []
+    for step in range(6):
+        pipeline.progress(training)
+        model.eval()
+        evaluation = iterate(range(100 * (step + 1), 100 * (step + 1) + 9))
+        for _ in range(2):  # of 9 batches
+            output = pipeline.progress(evaluation)
+            seen.append(output.shape)
+        model.train()
+    with pytest.raises(StopIteration):
+        pipeline.progress(training)
+    assert model.table.num_rows() == {"small": 6}
+    assert float(model.table.read_embeddings(torch.arange(6)).abs().max()) > 0
+    assert len(seen) == 12
+
+
+def test_iterators_that_alternate_in_training_keep_their_batches() -> None:
+    model, pipeline = small()
+    pair = [iter([torch.tensor([10 * each + k]) for k in range(3)]) for each in range(2)]
+    for _ in range(3):
+        for each in pair:
+            pipeline.progress(each)
+    for each in pair:
+        with pytest.raises(StopIteration):
+            pipeline.progress(each)
+    assert model.table.num_rows() == {"small": 6}
+
+
+def test_abandoned_iterators_are_released() -> None:
+    model, pipeline = small()
+    for epoch in range(30):
+        batches = [torch.tensor([epoch, each]) for each in range(5)]
+        pipeline.progress(iter(batches) if epoch % 2 else (each for each in batches))
+    pipeline.progress(each for each in batches)
+    assert len(pipeline._elsewhere._kept) <= 9
+    pipeline.drop_pending()
+    assert not pipeline._elsewhere._kept
+    assert model.table.num_rows()["small"] == 30
+
+
 def test_a_lost_rank_is_named_with_the_step_by_progress() -> None:
     group = LocalGroup(2, deadline_seconds=10)
 

@@ -8,7 +8,8 @@ look up                                                    └── batch 2 ─
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -34,6 +35,41 @@ class _PendingBatch(Generic[In]):
     batch: In | None
     prefetch: BatchPrefetch | None = None
     error: Exception | None = None
+
+
+class _IteratorBatches(Generic[In]):
+    """Pending batches of iterators that the pipeline does not use at the moment.
+
+    A batch is forgotten with its iterator. Some iterators, such as those of lists, do not support weak
+    references; the last `MAX_ITERATORS` of them are kept.
+    """
+
+    MAX_ITERATORS = 8
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Callable[[], Any], bool, _PendingBatch[In]]] = []
+
+    def put(self, iterator: Iterator[In], pending: _PendingBatch[In]) -> None:
+        """Keeps the next batch of `iterator`."""
+        try:
+            self._kept.append((weakref.ref(iterator), False, pending))
+        except TypeError:
+            self._kept.append((lambda: iterator, True, pending))
+        strong = [each for each in self._kept if each[1]]
+        if len(strong) > self.MAX_ITERATORS:
+            self._kept.remove(strong[0])
+
+    def take(self, iterator: Iterator[In]) -> _PendingBatch[In] | None:
+        """Removes and returns the next batch of `iterator`."""
+        self._kept = [each for each in self._kept if each[0]() is not None]
+        for each in self._kept:
+            if each[0]() is iterator:
+                self._kept.remove(each)
+                return each[2]
+        return None
+
+    def clear(self) -> None:
+        self._kept = []
 
 
 class TrainPipeline(Generic[In, Out]):
@@ -115,6 +151,8 @@ class TrainPipeline(Generic[In, Out]):
         self._agents = list_agents(model)
         self._iterator: Iterator[In] | None = None
         self._pending: _PendingBatch[In] | None = None
+        """The next batch of `_iterator`."""
+        self._elsewhere = _IteratorBatches[In]()
         self._calls: list[Call] | None = None
         self._num_accumulated = 0
 
@@ -125,10 +163,15 @@ class TrainPipeline(Generic[In, Out]):
         return [name for name, module in self._model.named_modules() if id(module) in modules]
 
     def drop_pending(self) -> None:
-        """Drops the next batch, which was already taken from the iterator."""
+        """Drops the next batch, which was already taken from its iterator; of all iterators."""
+        self._drop_prefetch()
+        self._pending = None
+        self._elsewhere.clear()
+
+    def _drop_prefetch(self) -> None:
         if self._pending is not None and self._pending.prefetch is not None:
             self._pending.prefetch.drop()
-        self._pending = None
+            self._pending.prefetch = None
 
     def progress(self, dataloader_iter: Iterator[In]) -> Out:
         """Trains on one batch and starts the lookup of the next; returns the model's output.
@@ -136,16 +179,17 @@ class TrainPipeline(Generic[In, Out]):
         In evaluation mode, the model is only called.
 
         Args:
-            dataloader_iter: iterator of batches. Pass the same one until all its batches are
-                processed.
+            dataloader_iter: iterator of batches. Calls with several iterators may alternate, for example
+                for a short evaluation between training steps: a batch that was already taken from an
+                iterator is processed in the next call with that iterator.
 
         Raises:
-            StopIteration: all batches were processed. The pipeline can continue with another iterator;
-                a batch that was already taken from the previous one is processed first.
+            StopIteration: all batches of this iterator were processed.
             Exception: the model, an optimizer or a storage failed. The batch and the accumulated
                 gradients of its step are dropped, and the next call continues with the next batch.
         """
-        self._iterator = dataloader_iter
+        if dataloader_iter is not self._iterator:
+            self._change_iterator(dataloader_iter)
         current = self._pending or self._fetch()
         self._pending = None
         if current is None:
@@ -158,9 +202,18 @@ class TrainPipeline(Generic[In, Out]):
             self._num_accumulated = 0
             raise
 
+    def _change_iterator(self, iterator: Iterator[In]) -> None:
+        if self._iterator is not None and self._pending is not None:
+            self._drop_prefetch()
+            self._elsewhere.put(self._iterator, self._pending)
+        self._iterator = iterator
+        self._pending = self._elsewhere.take(iterator)
+
     def _train_on(self, current: _PendingBatch[In]) -> Out:
         batch: Any = current.batch
-        following = self._pending = self._fetch()
+        following = None
+        if self._model.training or not self._executes_all:  # an evaluation needs no next batch
+            following = self._pending = self._fetch()
         is_ending = following is None and not self._executes_all
         if current.prefetch is not None:
             if is_ending or not self._model.training:
