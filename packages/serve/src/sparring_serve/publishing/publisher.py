@@ -128,7 +128,8 @@ def publish_newest(
         None if the newest snapshot is already published.
 
     Raises:
-        SnapshotError: There is no snapshot, or it is damaged.
+        SnapshotError: There is no snapshot, or it is damaged; or readers would not use it, because the
+            folder contains a higher step.
         UnknownTableError: `quantize` contains a table that is not in the snapshot.
         InvalidArgumentError: A data type is unknown or not supported for the table, or the output is a
             file.
@@ -156,9 +157,12 @@ def publish_newest(
         quantize = _quantize(snapshot, published.tables_by_name, options.quantize)
         changes = _dtype_changes(published, quantize)
         if not changes:
+            if gate.pin != done[-1]:
+                _check_order(out, snapshot, done[-1], existing)
             _finish(out, published)
             return None
         name = _next_name(snapshot.name, done[-1])
+    _check_order(out, snapshot, name, existing)
     write_options = WriteOptions() if read_model is None else read_model(snapshot)
     tables = {*snapshot.tables, *write_options.computed}
     quantize = _quantize(snapshot, tables, options.quantize)
@@ -196,6 +200,39 @@ def publish_newest(
         )  # fmt: skip
     update_gate(out, without_pin_of_gate)
     return PublishResult(written, is_delta, tuple(_retain(out, options)), report)
+
+
+def _check_order(
+    out: str,
+    snapshot: Snapshot,
+    name: str,
+    existing: Mapping[str, sparring_packed.ServingManifest],
+) -> None:
+    """Raises if readers, who use the highest step, would not use a serving snapshot of a snapshot.
+
+    Args:
+        out: folder of serving snapshots.
+        snapshot: the snapshot to publish.
+        name: name of its serving snapshot.
+        existing: the serving snapshots in the folder, newest last.
+    """
+    if not existing:
+        return
+    newest = list(existing)[-1]
+    if (existing[newest].step, newest) <= (snapshot.step, name):
+        return
+    fix = (
+        f"to go back to it, pin it: sparring publish --pin {name} --output {out}"
+        if name in existing
+        else "publish it to another folder and serve that one, or remove the versions with higher steps "
+        "from this folder first"
+    )
+    raise SnapshotError(
+        f"publish: {snapshot.url} has step {snapshot.step:,}, but {out} contains {newest} of step "
+        f"{existing[newest].step:,}, for example of an earlier run, and servers use the highest step; "
+        f"{fix}",
+        url=snapshot.url,
+    )
 
 
 def _finish(out: str, published: sparring_packed.ServingManifest) -> None:
