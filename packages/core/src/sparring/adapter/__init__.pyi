@@ -58,6 +58,7 @@ from sparring.engine.optimizer_state import set_method_states as set_method_stat
 from sparring.engine.optimizer_state import set_states as set_states
 from sparring.engine.resource_manager import ResourceManager as ResourceManager
 from sparring.engine.tables.entry import TableEntry as TableEntry
+from sparring.engine.tables.entry import TableScalars as TableScalars
 from sparring.engine.tables.group import StorageLike as StorageLike
 from sparring.engine.tables.group import TableDeclaration as TableDeclaration
 from sparring.engine.tables.group import TableGroup as TableGroup

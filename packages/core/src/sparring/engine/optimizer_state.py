@@ -17,7 +17,7 @@ from sparring.contracts.tables.hyperparameters import HyperParameters
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.state import EngineState, Purpose, quiesce
 from sparring.engine.tables.column_blocks import check_method
-from sparring.engine.tables.entry import TableEntry
+from sparring.engine.tables.entry import TableEntry, TableScalars
 from sparring.errors import InvalidArgumentError, SparringError, UnsupportedError
 from sparring.storage.convert import copy_embeddings
 
@@ -61,6 +61,8 @@ def set_states(
     wanted: Mapping[str, TableState],
     given: Mapping[str, Storage],
     optimizer: str,
+    *,
+    resets: bool = False,
 ) -> None:
     """Sets the optimizer state of all tables of an optimizer, or of none if one of them is invalid.
 
@@ -69,10 +71,12 @@ def set_states(
         wanted: optimizer state by table.
         given: storages that were passed in open, by table.
         optimizer: name of the optimizer, for messages.
+        resets: whether to reset the state of rows that exist, which may be that of another optimizer.
 
     Raises:
         InvalidArgumentError: a table has rows of another width or with the state of another optimizer.
-        UnsupportedError: a table is sharded by columns, and the optimizer needs whole rows.
+        UnsupportedError: a table is sharded by columns, and the optimizer needs whole rows; or the
+            state of a storage cannot be reset.
     """
     state.check_open()
     # Everything is checked before the state of the first table is set.
@@ -80,10 +84,15 @@ def set_states(
         entry = state.tables.entry(name)
         _check_width(given.get(name), len(each.initial), optimizer)
         check_method(entry, optimizer, each.why_coupled)
-        check_state(entry, len(each.initial), each.method)
+        if resets:
+            _check_resettable(state, entry)
+        else:
+            check_state(entry, len(each.initial), each.method)
     quiesce(state, Purpose.RESHAPE)
     for name, each in wanted.items():
         entry = state.tables.entry(name)
+        if resets:
+            drop_state(state, entry)
         before = entry.config, entry.whole, entry.initial_state
         set_state(state, entry, each.initial, each.method)
         # Opened here, so that a missing backend is reported before the first step.
@@ -101,6 +110,8 @@ def set_method_states(
     method: UpdateMethod,
     hypers: Mapping[str, HyperParameters],
     given: Mapping[str, Storage],
+    *,
+    resets: bool = False,
 ) -> None:
     """Calls `set_states` for an update method.
 
@@ -109,12 +120,29 @@ def set_method_states(
         method: the update method.
         hypers: hyper-parameters by table.
         given: storages that were passed in open, by table.
+        resets: as for `set_states`.
     """
     wanted = {
         name: method_state(method, hyper, state.tables.entry(name).config)
         for name, hyper in hypers.items()
     }
-    set_states(state, wanted, given, f"update method {method.name!r}")
+    set_states(state, wanted, given, f"update method {method.name!r}", resets=resets)
+
+
+def _check_resettable(state: EngineState, entry: TableEntry) -> None:
+    for part in entry.parts:
+        state.tables.probe_existing_rows(part)
+        storage = part.storage
+        if storage is None or not storage.size or not storage.table.state_width:
+            continue
+        if part.choice is None or storage.capabilities.persistent:
+            raise UnsupportedError(
+                f"reset_state: table {entry.table_name!r} has {storage.size} rows in a storage that "
+                f"{'was passed in open' if part.choice is None else 'outlives the process'}, whose "
+                "state cannot be reset; create the table with a new storage, and copy the embeddings "
+                "with StepContainer.assign",
+                table=entry.table_name,
+            )
 
 
 def check_state(entry: TableEntry, state_width: int, method: str) -> None:
@@ -137,6 +165,8 @@ def set_state(
     """Implements `StepContainer.set_state`. No background work may be running."""
     config = entry.config.with_state(len(initial_state), method)
     check_state(entry, len(initial_state), method)
+    if entry.config.state_method != method:
+        entry.scalars = None
     if entry.has_column_blocks:
         for part in entry.parts:
             assert part.block is not None
@@ -144,6 +174,7 @@ def set_state(
             set_state(state, part, own, method)
     elif entry.storage is not None and entry.storage.table.has_other_state(config):
         _replace_storage(state, entry, config, np.asarray(initial_state))
+        entry.scalars = TableScalars(method, dict)  # no steps yet
     entry.config = config
     entry.whole = Columns(0, config.width)
     entry.initial_state = np.array(initial_state, config.computing_dtype)
@@ -152,6 +183,7 @@ def set_state(
 def drop_state(state: EngineState, entry: TableEntry) -> None:
     """Implements `StepContainer.drop_state`. No background work may be running."""
     config = entry.config.with_state(0)
+    entry.scalars = None
     if entry.has_column_blocks:
         for part in entry.parts:
             drop_state(state, part)

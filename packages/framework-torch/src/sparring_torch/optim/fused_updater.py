@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from sparring import StepContainer
-from sparring.adapter import hypers_by_table, method_state, parse_hyper, set_method_states
+from sparring.adapter import (
+    TableScalars,
+    hypers_by_table,
+    method_state,
+    parse_hyper,
+    set_method_states,
+)
 from sparring.contracts import HyperParameters, MethodChoice, Storage, UpdateMethod
 
 __all__ = ["FusedUpdater"]
@@ -28,6 +35,7 @@ class FusedUpdater:
         hyperparameters: hyper-parameters of the method for all tables.
         by_table: hyper-parameters of single tables, which override those for all.
         given: storages that the user opened, by table.
+        resets: whether to reset the state of rows that exist.
     """
 
     def __init__(
@@ -38,6 +46,8 @@ class FusedUpdater:
         hyperparameters: Mapping[str, Any],
         by_table: Mapping[str, Mapping[str, Any]],
         given: Mapping[str, Storage],
+        *,
+        resets: bool = False,
     ) -> None:
         self._container = container
         self._method = method
@@ -50,7 +60,14 @@ class FusedUpdater:
         self.parameters = [nn.Parameter(torch.empty(0)) for _ in tables]
         self.state: Any = {}
         hypers = hypers_by_table(method, tables, hyperparameters, by_table)
-        set_method_states(container.state, method, hypers, given)
+        self.unknown: set[str] = set()
+        """Tables whose rows have state of an unknown number of steps."""
+        set_method_states(container.state, method, hypers, given, resets=resets)
+        for name in tables:
+            scalars = TableScalars(
+                method.name, partial(self._read_scalars, name), partial(self._continue, name)
+            )
+            container.entry(name).attach_scalars(scalars)
         for name, parameter in zip(tables, self.parameters, strict=True):
             group = {"params": [parameter], "table": name, **hypers[name].model_dump()}
             self.param_groups.append(group)
@@ -97,3 +114,20 @@ class FusedUpdater:
         """Sets the values that `scalars` returned."""
         for name in self._steps:
             self._steps[name] = int(scalars[name]["step"])
+        self.unknown.clear()
+
+    def _read_scalars(self, table: str) -> dict[str, Any]:
+        return {"step": self._steps[table]}
+
+    def _continue(self, table: str, scalars: Mapping[str, Any] | None) -> None:
+        """Continues the scalars of loaded rows or of a former optimizer; None: they are unknown."""
+        self.unknown.discard(table)
+        if scalars is not None:
+            self._steps[table] = int(scalars.get("step", 0))
+        else:
+            self.unknown.add(table)
+
+    def guess_steps(self, steps: int) -> None:
+        """Sets the number of steps of tables for which it is unknown."""
+        self._steps |= dict.fromkeys(self.unknown, steps)
+        self.unknown.clear()

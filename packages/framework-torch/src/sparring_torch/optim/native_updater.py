@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from sparring import StepContainer
 from sparring.adapter import (
+    TableScalars,
     TableState,
     TableUpdate,
     find_storage_device,
@@ -60,6 +62,7 @@ class NativeUpdater:
             table has a separate param_group, whose ``table`` is the table's name.
         given: storages that the user opened, by table.
         may_fuse: whether steps may take the fused route.
+        resets: whether to reset the state of rows that exist.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class NativeUpdater:
         given: Mapping[str, Storage],
         *,
         may_fuse: bool,
+        resets: bool = False,
     ) -> None:
         self._container = container
         optimizer_class = over_rows(optimizer_class)
@@ -92,7 +96,11 @@ class NativeUpdater:
                     optimizer_class, values, found
                 )
             self._known.append(known)
-        self._shadows = _make_shadows(container, tables, optimizer_class, layouts, given)
+        self.unknown: set[str] = set()
+        """Tables whose rows have state of an unknown number of steps."""
+        self._shadows = _make_shadows(
+            container, tables, optimizer_class, layouts, given, resets=resets
+        )
         self.parameters: list[Any] = [shadow.parameter for shadow in self._shadows.values()]
         if by_table:
             self.parameters = [
@@ -110,6 +118,11 @@ class NativeUpdater:
         self.state: Any = self._native.state
         for shadow in self._shadows.values():
             shadow.adopt(self.state)
+        for name in self._shadows:
+            scalars = TableScalars(
+                self.name, self._shadows[name].scalars, partial(self._continue, name)
+            )
+            container.entry(name).attach_scalars(scalars)
         takes_blocks = all(shadow.takes_blocks for shadow in self._shadows.values())
         self._block_bytes = BLOCK_BYTES if takes_blocks else None
 
@@ -215,6 +228,21 @@ class NativeUpdater:
         """Sets the values that `scalars` returned."""
         for name, shadow in self._shadows.items():
             shadow.set_scalars(scalars[name])
+        self.unknown.clear()
+
+    def _continue(self, table: str, scalars: Mapping[str, Any] | None) -> None:
+        """Continues the scalars of loaded rows or of a former optimizer; None: they are unknown."""
+        self.unknown.discard(table)
+        if scalars is not None:
+            self._shadows[table].set_scalars(scalars)
+        elif "step" in self._shadows[table].scalars():
+            self.unknown.add(table)
+
+    def guess_steps(self, steps: int) -> None:
+        """Sets the number of steps of tables for which it is unknown."""
+        for name in self.unknown:
+            self._shadows[name].set_scalars({"step": steps})
+        self.unknown.clear()
 
 
 def _to_json(value: Any) -> Any:
@@ -291,6 +319,8 @@ def _make_shadows(
     optimizer_class: type[torch.optim.Optimizer],
     layouts: Mapping[str, RowState],
     given: Mapping[str, Storage],
+    *,
+    resets: bool,
 ) -> dict[str, ShadowParameter]:
     states, shadows = {}, {}
     for name in tables:
@@ -302,5 +332,5 @@ def _make_shadows(
         # The width of a block, if columns of the table are sharded.
         width = table.dim // container.layout(name).num_blocks
         shadows[name] = ShadowParameter(width, dtype, layout, device)
-    set_states(container.state, states, given, optimizer_class.__name__)
+    set_states(container.state, states, given, optimizer_class.__name__, resets=resets)
     return shadows

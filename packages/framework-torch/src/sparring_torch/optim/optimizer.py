@@ -82,6 +82,8 @@ class Optimizer(torch.optim.Optimizer):
         tables: table → hyper-parameters that differ from the others; if given, each table has a
             separate param_group.
         update: ``auto``, or ``shadow`` to always run the code of the optimizer class.
+        reset_state: False continues the state of rows that exist, such as moments, together with the
+            number of steps of their tables; True resets both, also if they belong to another optimizer.
         **hyperparameters: hyper-parameters of the optimizer class or update method.
 
     Raises:
@@ -110,6 +112,7 @@ class Optimizer(torch.optim.Optimizer):
         non_finite_gradients: str | None = None,
         tables: Mapping[str, Mapping[str, Any]] | None = None,
         update: str = "auto",
+        reset_state: bool = False,
         **hyperparameters: Any,
     ) -> None:
         optimizer_class = to_update_method(optimizer_class)
@@ -144,6 +147,7 @@ class Optimizer(torch.optim.Optimizer):
                 tables or {},
                 given,
                 may_fuse=update == "auto",
+                resets=reset_state,
             )
         else:
             method = (
@@ -152,7 +156,13 @@ class Optimizer(torch.optim.Optimizer):
                 else optimizer_class
             )
             self._updater = FusedUpdater(
-                self.container, self._names, method, hyperparameters, tables or {}, given
+                self.container,
+                self._names,
+                method,
+                hyperparameters,
+                tables or {},
+                given,
+                resets=reset_state,
             )
         for agent in agents:
             agent.has_optimizer = True
@@ -229,9 +239,21 @@ class Optimizer(torch.optim.Optimizer):
                 stacklevel=4,
             )
 
+    def _guess_steps(self) -> None:
+        steps, tables = self.container.counters.steps, sorted(self._updater.unknown)
+        warnings.warn(
+            f"Optimizer: the rows of {', '.join(map(repr, tables))} have optimizer state of an unknown "
+            f"number of steps; counting continues from the {steps} steps of the container. Load the "
+            "state_dict of their optimizer, or create this one with reset_state=True",
+            stacklevel=4,
+        )
+        self._updater.guess_steps(steps)
+
     def _step(self, closure: Callable[[], _Loss] | None) -> _Loss | None:
         if self._before_step is not None:
             self._before_step()
+        if self._updater.unknown:
+            self._guess_steps()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -335,9 +357,8 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Returns the hyper-parameters and the optimizer state per table, without rows.
 
-        Embeddings and the optimizer state of each row are in the `state_dict` of the model and in
-        snapshots. If a model is loaded without the state_dict of its optimizer, rows keep their state,
-        but steps are counted from 0.
+        Embeddings, the optimizer state of each row and the numbers of steps are also in the `state_dict`
+        of the model and in snapshots, so an optimizer continues them if only the model is loaded.
 
         Returns:
             ``native``: name of the optimizer; ``param_groups``: as in torch, with table names instead

@@ -212,6 +212,9 @@ def gather_table(
         "state_method": known.state_method,
         **known.extra,
     }
+    scalars = entry.save_scalars()
+    if scalars is not None:
+        described["scalars"] = scalars
     initial = entry.initial_state
     if initial is None:  # no optimizer set it: there is no state, or an opened storage has it
         initial = np.zeros(config.state_width, config.computing_dtype)
@@ -315,6 +318,7 @@ def restore_table(container: StepContainer, table: str, saved: PackedTable) -> N
     rows = saved.array("rows").reshape(len(keys), config.row_bytes)
     restore(storage, keys, rows.view(config.numpy_dtype), saved.array("scores"))
     end_load(storage)
+    entry.load_scalars(saved.described.get("scalars"))
     if entry.visits is not None and "visit_keys" in saved.arrays:
         times = [(int(step), float(time)) for step, time in saved.described["visit_times"]]
         entry.visits.replace(saved.array("visit_keys"), saved.array("visit_steps"), times)

@@ -40,6 +40,7 @@ __all__ = [
     "collect_container_states",
     "state_without_keys",
     "load_container_states",
+    "read_scalars",
 ]
 
 _CONTAINER, _ADMISSION, _VISITS = "container", "admission", "visits"
@@ -65,7 +66,15 @@ def collect_container_states(state: EngineState) -> dict[str, State]:
     }
     states = {
         _CONTAINER: State(
-            {"counters": asdict(state.counters), "num_not_admitted": dropped},
+            {
+                "counters": asdict(state.counters),
+                "num_not_admitted": dropped,
+                "scalars": {
+                    name: saved
+                    for name, entry in state.tables.declared.items()
+                    if (saved := entry.save_scalars()) is not None
+                },
+            },
             {"owners": state.shard_map.owners, **_other_owners(state)},
         ),
         _ADMISSION: State(None, filters),
@@ -125,6 +134,15 @@ def load_container_states(state: EngineState, snapshot: Snapshot) -> Callable[[]
     _load_visits(state, snapshot)
     values = [each.values for each in saved]
     return partial(_load_counters, state, values, is_same_job)
+
+
+def read_scalars(snapshot: Snapshot) -> Mapping[str, Any]:
+    """Returns the results of `TableEntry.save_scalars` by table. Older snapshots and imports have
+    none."""
+    if _CONTAINER not in snapshot.state_names(0):
+        return {}
+    scalars: Mapping[str, Any] = snapshot.state(_CONTAINER, rank=0).values.get("scalars", {})
+    return scalars
 
 
 def _load_filters(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,11 @@ from sparring.collective.coordinator import Coordinator
 from sparring.contracts.checkpoint import LoadResult, State
 from sparring.contracts.storage.results import Rows
 from sparring.contracts.tables.table import TableConfig
-from sparring.engine.checkpoint.container_state import RESERVED_STATES, load_container_states
+from sparring.engine.checkpoint.container_state import (
+    RESERVED_STATES,
+    load_container_states,
+    read_scalars,
+)
 from sparring.engine.state import EngineState, Purpose, quiesce
 from sparring.engine.tables.entry import TableEntry
 from sparring.errors import InterruptedLoadError, InvalidArgumentError, SparringError
@@ -173,6 +178,7 @@ class Load:
         state, snapshot = self._state, self._snapshot
         rows: dict[str, int] = {}
         states: Mapping[str, State] = {}
+        scalars: Mapping[str, Any] = {}
         take_counters: Callable[[], None] | None = None
         error: Exception | None = None
         try:
@@ -183,6 +189,7 @@ class Load:
             if self._is_whole:
                 take_counters = load_container_states(state, snapshot)
             states = _read_user_states(snapshot, state.membership.rank)
+            scalars = read_scalars(snapshot)
         except Exception as failure:
             error = failure
         except BaseException as stopped:
@@ -196,6 +203,8 @@ class Load:
         except Exception as failure:
             error = failure
         self._coordinator.agree(error)
+        for name in dict.fromkeys(entry.table_name for entry in self._chosen):
+            state.tables.entry(name).load_scalars(scalars.get(name))
         if take_counters is not None:
             take_counters()
             state.saves.history.append(snapshot.url)

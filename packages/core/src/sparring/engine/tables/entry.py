@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,7 @@ from sparring.kernels.admission_filters import make_filter
 from sparring.storage.convert import format_conversion_command
 from sparring.storage.native import get_capsule
 
-__all__ = ["TableBlock", "ColumnBlocksEntry", "TableEntry"]
+__all__ = ["TableBlock", "ColumnBlocksEntry", "TableEntry", "TableScalars"]
 
 _ALL = "all partitions"
 
@@ -47,6 +48,20 @@ def _part_text(shard: Shard, *, is_replicated: bool) -> str:
         return f"{_ALL} (one of {shard.world_size} replicas)"
     digest = xxhash.xxh3_64_hexdigest(np.ascontiguousarray(shard.partitions, "<i8").tobytes())
     return f"rank {shard.rank} of {shard.world_size} (partitions {digest})"
+
+
+@dataclass(frozen=True, slots=True)
+class TableScalars:
+    """State of an optimizer for a table as a whole, such as its number of steps. It belongs to the rows,
+    which have the state per row: a new optimizer continues it."""
+
+    method: str
+    """Name of the update method or framework optimizer."""
+    read: Callable[[], Mapping[str, Any]]
+    """Returns the values by name."""
+    write: Callable[[Mapping[str, Any] | None], None] | None = None
+    """Replaces the values of the optimizer, after other rows were loaded; None: they are unknown. Without
+    this function, the values were loaded, and no optimizer uses them yet."""
 
 
 class TableEntry:
@@ -68,6 +83,7 @@ class TableEntry:
         "part",
         "parts",
         "pushed_to",
+        "scalars",
         "storage",
         "view",
         "visits",
@@ -97,6 +113,8 @@ class TableEntry:
         """Entries that have the rows: this entry, or the blocks of a table that is sharded by
         columns."""
         self.initial_state: npt.NDArray[Any] | None = None
+        self.scalars: TableScalars | None = None
+        """State of the optimizer for the table as a whole; None if it is unknown."""
         self.forget_admission()
         self.num_not_admitted = 0
         self.kernels: KernelSet | None = None
@@ -210,6 +228,54 @@ class TableEntry:
             f"{config.state_width} elements; use the same kind of optimizer, or {remedy}",
             table=config.name,
         )
+
+    def attach_scalars(self, scalars: TableScalars) -> None:
+        """Makes an optimizer the owner of `scalars`, which it continues.
+
+        Args:
+            scalars: functions of the optimizer. `TableScalars.write` is called with the values of the
+                former optimizer, or with None if the rows have state, but their values are unknown.
+        """
+        assert scalars.write is not None
+        before = self.scalars
+        is_unknown = before is None and any(
+            part.storage is not None and part.storage.size and part.scalars is None
+            for part in self.parts
+        )
+        self.scalars = scalars
+        if before is not None and before.method == scalars.method:
+            scalars.write(before.read())
+        elif is_unknown and self.config.state_width:
+            scalars.write(None)
+
+    def save_scalars(self) -> dict[str, Any] | None:
+        """Returns the numbers of `scalars` as a JSON value for `load_scalars`; None if they are
+        unknown."""
+        if self.scalars is None:
+            return None
+        values = {}
+        for name, value in self.scalars.read().items():
+            # Arrays and tensors of one number become this number.
+            number = value.item() if hasattr(value, "item") else value
+            if isinstance(number, (bool, int, float)):
+                values[name] = number
+        return {"method": self.scalars.method, "values": values}
+
+    def load_scalars(self, saved: Mapping[str, Any] | None) -> None:
+        """Replaces `scalars`, after rows with the state of an optimizer were loaded.
+
+        Args:
+            saved: result of `save_scalars` for these rows; None if it was not saved.
+        """
+        known = self.scalars
+        if known is not None and known.write is not None:
+            is_same = saved is not None and saved["method"] == known.method
+            known.write(saved["values"] if is_same and saved is not None else None)
+        elif saved is None or not self.config.state_method:
+            self.scalars = None
+        else:
+            values = dict(saved["values"])
+            self.scalars = TableScalars(saved["method"], lambda: values)
 
     def expect_part(self, shard: Shard) -> None:
         """Records which rows this rank stores, if the storage may contain rows of an earlier run.
