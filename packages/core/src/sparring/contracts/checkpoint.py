@@ -205,7 +205,7 @@ class LoadResult:
     url: str
     step: int
     rows: Mapping[str, int]
-    """Table → number of rows that this rank loaded."""
+    """Table → number of rows that this rank loaded, without those that a full storage evicted."""
     states: Mapping[str, State]
     """The states that were passed to `save`, by name; if each rank saved a separate state, this is
     the state of this rank."""

@@ -207,12 +207,14 @@ class Demotion:
         arriving = tier.write_buffer.merged()
         if not self.is_through:
             tier.note_dirty(arriving.keys)
-        self.hand_down(place, tier.receive(arriving))
+        evicted = tier.receive(arriving)
+        # Cleared first: the tier may have evicted rows that have just arrived.
+        tier.write_buffer.clear()
+        self.hand_down(place, evicted)
         if self.is_through and not tier.is_last:
             self._stack.tiers[place + 1].write_buffer.add(
                 arriving.keys, arriving.rows, arriving.scores
             )
-        tier.write_buffer.clear()
 
     def _background_failure(self, cause: Exception) -> SparringError:
         return self._failure(cause, "the earlier steps changed their rows", self._stack.last)

@@ -294,6 +294,9 @@ class TieredStorage(Storage):
     def flush(self) -> None:
         """Writes all dirty rows to the last tier, and makes them durable there.
 
+        If the last tier is in memory and evicts, rows stay in the tiers above it, because copies of them
+        would evict other rows, and the flush would make nothing durable.
+
         Raises:
             StorageIOError: A tier failed. Rows that were not written stay in their tiers, where finds
                 read them.
@@ -314,8 +317,10 @@ class TieredStorage(Storage):
     def _write_all_down(self) -> None:
         stack = self._stack
         self._demotion.drain()
+        offered = stack.last.storage.capabilities
+        stays = offered.evicts and not offered.persistent and not offered.shared
         for place, tier in enumerate(stack.tiers[:-1]):
-            if tier.dirty is None or (not tier.dirty.num_added):
+            if stays or tier.dirty is None or (not tier.dirty.num_added):
                 continue
             for chunk in tier.storage.scan(_FLUSH_ROWS):
                 is_dirty = tier.are_dirty(chunk.keys)

@@ -13,6 +13,7 @@ from sparring import _native
 from sparring.collective.coordinator import Coordinator
 from sparring.contracts.checkpoint import LoadResult, State
 from sparring.contracts.storage.results import Rows
+from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.checkpoint.container_state import (
     RESERVED_STATES,
@@ -177,15 +178,16 @@ class Load:
     def _run(self) -> LoadResult:
         state, snapshot = self._state, self._snapshot
         rows: dict[str, int] = {}
+        loaded: list[int] = []
         states: Mapping[str, State] = {}
         scalars: Mapping[str, Any] = {}
         take_counters: Callable[[], None] | None = None
         error: Exception | None = None
         try:
             for entry in self._chosen:
-                num_rows = self._load_table(entry)
+                loaded.append(self._load_table(entry))
                 if entry.is_first:
-                    rows[entry.table_name] = num_rows
+                    rows[entry.table_name] = loaded[-1]
             if self._is_whole:
                 take_counters = load_container_states(state, snapshot)
             states = _read_user_states(snapshot, state.membership.rank)
@@ -198,8 +200,13 @@ class Load:
         self._coordinator.agree(error)
         # Only after all ranks have loaded their rows, because they may share a storage.
         try:
-            for entry in self._chosen:
-                end_storage_load(state.tables.open(entry))
+            for entry, num_rows in zip(self._chosen, loaded, strict=True):
+                storage = state.tables.open(entry)
+                end_storage_load(storage)
+                if entry.is_first:
+                    rows[entry.table_name] -= self._count_evicted(
+                        entry.table_name, storage, num_rows
+                    )
         except Exception as failure:
             error = failure
         self._coordinator.agree(error)
@@ -239,6 +246,23 @@ class Load:
             num_rows += len(chunk)
             self._check_stopped()
         return num_rows
+
+    def _count_evicted(self, table: str, storage: Storage, num_rows: int) -> int:
+        """Returns how many of the loaded rows a storage has evicted, and warns of them."""
+        if not storage.capabilities.evicts:
+            return 0
+        count = max(num_rows - storage.size, 0)
+        if count:
+            _log.warning(
+                "load of %s: %d of %d rows of table %r did not fit into its storage, which evicted them; "
+                "they read as initial values. Increase its capacity or budget_bytes to load all rows",
+                self.url,
+                count,
+                num_rows,
+                table,
+                extra={"table": table},
+            )
+        return count
 
     def _partitions_of(self, entry: TableEntry) -> list[int] | None:
         """Returns the partitions that this rank reads; None: all."""
