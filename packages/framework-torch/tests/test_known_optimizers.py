@@ -64,7 +64,7 @@ SHADOWED: list[tuple[Native, dict[str, Any], str]] = [
     (Adam, {"amsgrad": True, "fused": True}, "amsgrad=True"),
     (AdamW, {"maximize": True}, "maximize=True"),
     (Adam, {"lr": torch.tensor(0.01)}, "lr is a tensor"),
-    (SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}, "dampening=0.5"),
+    (SGD, {"lr": 0.1, "dampening": 0.5}, "dampening=0.5"),
     (RMSprop, {"centered": True}, "centered=True"),
     (RMSprop, {"momentum": 0.5}, "momentum=0.5"),
     (torch.optim.NAdam, {}, "no update method is known for NAdam"),

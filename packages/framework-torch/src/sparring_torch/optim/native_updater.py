@@ -21,7 +21,7 @@ from sparring.adapter import (
     set_states,
 )
 from sparring.contracts import MethodChoice, Storage
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.device.kernels import tensor_device
 from sparring_torch.device.memory import make_memory_error
 from sparring_torch.optim.block_step import BLOCK_BYTES, step_in_blocks, unhooked_step
@@ -144,6 +144,7 @@ class NativeUpdater:
         forms = why_not_fused or self._forms()
         if isinstance(forms, str):
             self._note("shadow: " + forms)
+            self._check_dampening()
             self._container.apply(self._update, settings=self._settings)
             return
         self._note(_methods(forms))
@@ -164,6 +165,16 @@ class NativeUpdater:
                 return form
             forms |= dict.fromkeys(self._list_tables(group), form)
         return forms
+
+    def _check_dampening(self) -> None:
+        """Rejects a value that was set after the probe, which would have rejected it."""
+        for group in self.param_groups:
+            if group.get("dampening") and group.get("momentum"):
+                raise UnsupportedError(
+                    f"step: found dampening={group['dampening']}, but torch starts the momentum of a "
+                    "parameter with its first gradient, which is not possible for rows that appear "
+                    "later; set dampening=0, and lr=lr*(1-dampening) for the same size of steps"
+                )
 
     def _settings(self) -> dict[str, Any]:
         """Returns the settings of the next step, which must be equal on all ranks; its route need not

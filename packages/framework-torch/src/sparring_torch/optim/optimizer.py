@@ -91,7 +91,8 @@ class Optimizer(torch.optim.Optimizer):
             tables have one name; the optimizer class rejects the hyper-parameters; or rows have
             another optimizer's state.
         UnsupportedError: the state of the optimizer cannot be split into rows, or the update of a
-            row depends on other rows (LBFGS, Adafactor, LAMB).
+            row depends on other rows (LBFGS, Adafactor, Muon, LAMB), or its state starts with the first
+            gradient (SGD with momentum and dampening).
 
     Examples:
         >>> import torch, sparring_torch

@@ -10,6 +10,8 @@ The probe also performs the following tests, with the engine's memory layout:
 - Rows are independent: updating 4 rows together must have the same result as updating the first 2 rows
   and the last 2 rows separately. LAMB, LBFGS and Adafactor fail this test.
 - A step may process its rows in blocks. Optimizers that count steps in their attributes fail this test.
+- Rows must change like an ordinary parameter that has gradients in the same steps. Optimizers that start
+  their state with the first gradient, such as SGD with dampening, fail this test.
 - Columns are independent. Tables that are split into blocks of columns require this.
 """
 
@@ -33,6 +35,12 @@ __all__ = ["probe"]
 
 _ROWS, _DIM = 4, 3
 _STEPS = 3
+_COUPLED = {
+    "LBFGS": "it estimates the curvature of all parameters together, and calls a closure several times",
+    "Adafactor": "it stores the second moments of a matrix as one number per row and per column",
+    "Muon": "it orthogonalizes the update of a whole matrix",
+}
+"""Why classes of `torch.optim` cannot update separate rows."""
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
@@ -55,6 +63,9 @@ def probe(
         UnsupportedError: its state cannot be stored per row, or rows depend on each other.
     """
     device = device or torch.device("cpu")
+    for each in optimizer_class.__mro__:
+        if each.__name__ in _COUPLED and each.__module__.startswith("torch.optim"):
+            raise _make_error(optimizer_class, _COUPLED[each.__name__])
     # Keep tensors without an explicit device on the CPU, even if torch has another default: a step
     # count on a GPU would have to be copied to the host in each step.
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.device("cpu"):
@@ -156,7 +167,7 @@ class _Trial:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._optimizer_class, self._hyperparameters = optimizer_class, hyperparameters
+        self.optimizer_class, self.hyperparameters = optimizer_class, hyperparameters
         self._dtype, self._device = dtype, device
         generator = torch.Generator("cpu").manual_seed(1)
         start = torch.randn(_ROWS, _DIM, dtype=dtype, generator=generator, device="cpu")
@@ -166,7 +177,7 @@ class _Trial:
     def over_parameter(self) -> Tensor:
         """Returns the rows after the steps, updated as an ordinary parameter."""
         parameter = torch.nn.Parameter(self._start.clone())
-        optimizer = self._optimizer_class([parameter], **self._hyperparameters)
+        optimizer = self.optimizer_class([parameter], **self.hyperparameters)
         step = unhooked_step(optimizer)
         for gradient in self._gradients:
             parameter.grad = gradient.clone()
@@ -207,7 +218,7 @@ class _Trial:
         state = torch.tensor(layout.initial_row(_DIM), dtype=self._dtype, device=self._device)
         rows = torch.cat([start, state.expand(len(start), -1)], 1)
         shadow = ShadowParameter(_DIM, self._dtype, layout, self._device)
-        optimizer = self._optimizer_class([shadow.parameter], **self._hyperparameters)
+        optimizer = self.optimizer_class([shadow.parameter], **self.hyperparameters)
         shadow.adopt(optimizer.state)
         step = unhooked_step(optimizer)
         for gradient in self._gradients[:, part]:
@@ -228,18 +239,34 @@ def _with_counting_scalars(layout: RowState, trial: _Trial, stepped: Tensor) -> 
 
     If an optimizer writes ``state["step"] = state.get("step", 0) + 1``, the probe cannot observe the
     value before the first step. The layout must then contain no scalars, so that the optimizer creates
-    them. The layout remains unchanged if both layouts differ from an ordinary parameter. For example,
-    SGD with dampening treats its first step differently.
+    them.
+
+    Raises:
+        UnsupportedError: both layouts differ from an ordinary parameter. For example, SGD with
+            dampening starts its momentum with the first gradient.
     """
-    if not layout.scalars or trial.is_close(trial.over_parameter(), stepped):
+    with _find_rejection(trial.optimizer_class):
+        expected = trial.over_parameter()
+    if trial.is_close(expected, stepped):
         return layout
     without = replace(layout, scalars={})
     try:
-        is_better = trial.is_close(trial.over_parameter(), trial.over_rows(without, slice(None)))
+        is_better = trial.is_close(expected, trial.over_rows(without, slice(None)))
     except Exception:
         # The optimizer reads a scalar that does not exist, and may raise any error.
         is_better = False
-    return without if is_better else layout
+    if is_better:
+        return without
+    raise _make_error(
+        trial.optimizer_class,
+        "rows would change differently from a parameter, because it initializes its state in another "
+        "way than by a step with a zero gradient, for example with the first gradient"
+        + (
+            "; with SGD, set dampening=0, and lr=lr*(1-dampening) for the same size of steps"
+            if trial.hyperparameters.get("dampening")
+            else ""
+        ),
+    )
 
 
 @contextmanager
