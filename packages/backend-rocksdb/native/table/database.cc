@@ -168,7 +168,8 @@ void Database::close() noexcept {
   if (db_ == nullptr) return;
   // Writes acknowledged before a close should not depend on the page cache. A caller that needs to
   // know whether it succeeded calls flush.
-  if (!is_secondary()) db_->FlushWAL(true).PermitUncheckedError();
+  // Without the log of a failed write, which RocksDB cannot write any more.
+  if (!is_secondary() && resume(0ms).ok()) db_->FlushWAL(true).PermitUncheckedError();
   for (const auto& [name, handle] : families_) {
     db_->DestroyColumnFamilyHandle(handle).PermitUncheckedError();
   }
@@ -191,7 +192,9 @@ void Database::check_format() {
     }
     rocksdb::WriteOptions durable;
     durable.sync = true;
-    check(db_->Put(durable, catalogue(), kFormatKey, kFormat), asked("write the catalog"));
+    rocksdb::WriteBatch batch;
+    check(batch.Put(catalogue(), kFormatKey, kFormat), asked("write the catalog"));
+    check(write(durable, batch), asked("write the catalog"));
     return;
   }
   check(status, asked("read the catalog"));
@@ -289,7 +292,7 @@ rocksdb::ColumnFamilyHandle* Database::take(const std::string& table, const std:
           asked("create table '" + table + "'"));
     rocksdb::WriteOptions durable;
     durable.sync = true;
-    check(db_->Write(durable, &batch), asked("create table '" + table + "'"));
+    check(write(durable, batch), asked("create table '" + table + "'"));
   }
   taken_.insert(table);
   return family;
@@ -329,21 +332,33 @@ int64_t Database::read_num_rows(const std::string& table) const {
 }
 
 rocksdb::Status Database::write(const rocksdb::WriteOptions& options, rocksdb::WriteBatch& batch) {
-  if (has_failed_.exchange(false)) {
-    rocksdb::Status resumed = db_->Resume();
-    // After a full disk, RocksDB itself checks every few seconds whether there is free space.
-    for (auto waited = 0ms; resumed.IsBusy() && waited < kMostWaiting; waited += kPause) {
-      std::this_thread::sleep_for(kPause);
-      resumed = db_->Resume();
-    }
-    if (!resumed.ok() && !resumed.IsBusy()) {
-      has_failed_ = true;
-      return resumed;
-    }
-  }
+  const rocksdb::Status resumed = resume(kMostWaiting);
+  // While RocksDB waits for free space, its write returns the reason.
+  if (!resumed.ok() && !resumed.IsBusy()) return resumed;
   const rocksdb::Status written = db_->Write(options, &batch);
-  if (!written.ok()) has_failed_ = true;
+  has_failed_ = !written.ok();
   return written;
+}
+
+rocksdb::Status Database::sync_log() {
+  const rocksdb::Status resumed = resume(kMostWaiting);
+  if (resumed.IsBusy()) return rocksdb::Status::NoSpace("the last write failed");
+  if (!resumed.ok()) return resumed;
+  const rocksdb::Status synced = db_->FlushWAL(/*sync=*/true);
+  has_failed_ = !synced.ok();
+  return synced;
+}
+
+rocksdb::Status Database::resume(std::chrono::milliseconds most_waiting) {
+  if (!has_failed_) return rocksdb::Status::OK();
+  rocksdb::Status resumed = db_->Resume();
+  // After a full disk, RocksDB itself checks every few seconds whether there is free space.
+  for (auto waited = 0ms; resumed.IsBusy() && waited < most_waiting; waited += kPause) {
+    std::this_thread::sleep_for(kPause);
+    resumed = db_->Resume();
+  }
+  if (resumed.ok()) has_failed_ = false;
+  return resumed;
 }
 
 void Database::checkpoint(const std::string& folder) const {

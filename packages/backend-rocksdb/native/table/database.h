@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -111,6 +112,10 @@ class Database {
   // resumes it, because there may be free space again.
   rocksdb::Status write(const rocksdb::WriteOptions& options, rocksdb::WriteBatch& batch);
 
+  // Like DB::FlushWAL with sync, which must not be called while the last write has failed: RocksDB
+  // would end the process if the error was in its log.
+  rocksdb::Status sync_log();
+
   // Copies all tables in their present state to a new folder. Immutable files are hard-linked if
   // the file system is the same.
   // The folder appears atomically.
@@ -129,6 +134,9 @@ class Database {
 
   void check_format();
   void close() noexcept;
+  // Returns OK if the last write did not fail, or if RocksDB accepts writes again; Busy if RocksDB still
+  // checks whether it can.
+  rocksdb::Status resume(std::chrono::milliseconds most_waiting);
   std::string asked(const std::string& what) const { return what + " in " + folder_; }
 
   const std::string folder_;

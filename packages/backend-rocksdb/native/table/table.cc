@@ -355,7 +355,7 @@ void Table::stat(SparringStat& call) {
 
 void Table::flush() {
   if (database_->is_secondary()) return;
-  check_done("flush", database_->db().FlushWAL(/*sync=*/true));
+  check_done("flush", database_->sync_log());
 }
 
 void Table::check_done(const char* what, const rocksdb::Status& status) const {
