@@ -10,12 +10,14 @@ import numpy as np
 import pyarrow
 import pytest
 
+from sparring import hash_strings
 from sparring.errors import DataError
 from sparring_train.columns import ColumnBatch
 from sparring_train.config.sections.stream import StreamData
 from sparring_train.config.sections.table import TableData
 from sparring_train.data.stream.events import MessageDecoder
 from sparring_train.data.table.decode import Decoder, RawRows
+from sparring_train.run.snapshot_rows import parse_candidate_keys
 from sparring_train.streams import StreamMessage
 
 
@@ -83,3 +85,13 @@ def test_floats_are_ids_if_their_type_stores_them_exactly(kind: str, digits: int
     for value in (2**digits, 1.5, np.inf):
         with pytest.raises(DataError, match="expected a whole number"):
             from_array(pyarrow.array(np.array([value], kind)))
+
+
+@pytest.mark.parametrize("text", ["1_0", " 7", "7 ", "٣", "1.0", "1e3", "0x10", "", "9" * 5000])
+def test_a_text_that_files_read_as_a_string_is_not_a_number_for_commands(text: str) -> None:
+    assert parse_candidate_keys(text) == [int(hash_strings([text])[0])]
+
+
+@pytest.mark.parametrize(("text", "key"), [("007", 7), ("-5", -5), ("+5", 5), (str(2**64 - 1), -1)])
+def test_a_number_may_mean_its_key_or_its_hash(text: str, key: int) -> None:
+    assert parse_candidate_keys(text) == [key, int(hash_strings([text])[0])]

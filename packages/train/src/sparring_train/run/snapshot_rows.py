@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -40,10 +41,10 @@ def parse_candidate_keys(text: str) -> list[int]:
     An unsigned number of at least 2^63 means the key with the same 64 bits; see `data.types`.
     """
     candidates = [int(hash_strings([text])[0])]
-    try:
-        number = int(text)
-    except ValueError:
+    # `int` would also accept 1_0 and digits of other scripts, which are strings in files.
+    if re.fullmatch("[+-]?[0-9]{1,40}", text) is None:
         return candidates
+    number = int(text)
     if not -(2**63) <= number < 2**64:
         return candidates
     return [number - 2**64 if number >= 2**63 else number, *candidates]
