@@ -185,7 +185,9 @@ class ColumnTask:
 
     def _called(self, numbers: Any, ids: Any, training: bool) -> Any:
         found = self.model((numbers, ids), training=training)
-        return tf.squeeze(found, 1) if found.shape.rank == 2 else found
+        # Other shapes are rejected before the first step; see `check_outputs`.
+        is_column = found.shape.rank == 2 and found.shape[1] in (1, None)
+        return tf.squeeze(found, 1) if is_column else found
 
     def _plain_loss(self, numbers: Any, ids: Any, labels: Any, weights: Any) -> Any:
         self.outputs = found = self._called(numbers, ids, training=True)
