@@ -3,9 +3,13 @@
 //   lookup FOLDER TABLE ID...
 //
 // For each id, it prints whether the id has a row, and its embedding.
+#include <charconv>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "sparring_packed.h"
@@ -27,6 +31,18 @@ void check(SparringStatus status, Arguments& arguments) {
   std::fprintf(stderr, "%s\n", arguments.call.error.message);
   if (arguments.call.error.release != nullptr) arguments.call.error.release(&arguments.call.error);
   std::exit(1);
+}
+
+// Returns the id in `text`, or ends the program: an id is a decimal number of 64 bits with a sign, and
+// ids from 2^63 on, which were unsigned, are written as id - 2^64.
+int64_t parse_id(std::string_view text) {
+  int64_t id = 0;
+  const char* end = text.data() + text.size();
+  const auto [parsed, error] = std::from_chars(text.data(), end, id);
+  if (error == std::errc{} && parsed == end) return id;
+  std::fprintf(stderr, "found id \"%.*s\", expected an integer from -2^63 to 2^63 - 1\n",
+               static_cast<int>(text.size()), text.data());
+  std::exit(2);
 }
 
 }  // namespace
@@ -53,7 +69,7 @@ int main(int count, char** words) {
   }
 
   std::vector<int64_t> ids;
-  for (int i = 3; i < count; ++i) ids.push_back(std::strtoll(words[i], nullptr, 10));
+  for (int i = 3; i < count; ++i) ids.push_back(parse_id(words[i]));
   std::vector<float> rows(ids.size() * static_cast<size_t>(table.dim));
   std::vector<uint8_t> found(ids.size());
   SparringPackedRequest request{};

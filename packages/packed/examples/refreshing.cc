@@ -5,13 +5,17 @@
 // It reads ids from standard input, one per line, and prints the step of the version and the first
 // element of the row. A separate thread searches for a newer version every SECONDS. If a version is
 // invalid, it prints the error to standard error, and the previous version remains in use.
+#include <charconv>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -92,6 +96,18 @@ SparringPackedTable table_named(SparringPacked* packed, const char* name) {
   std::exit(1);
 }
 
+// Returns the id in `text`, or ends the program: an id is a decimal number of 64 bits with a sign, and
+// ids from 2^63 on, which were unsigned, are written as id - 2^64.
+int64_t parse_id(std::string_view text) {
+  int64_t id = 0;
+  const char* end = text.data() + text.size();
+  const auto [parsed, error] = std::from_chars(text.data(), end, id);
+  if (error == std::errc{} && parsed == end) return id;
+  std::fprintf(stderr, "found id \"%.*s\", expected an integer from -2^63 to 2^63 - 1\n",
+               static_cast<int>(text.size()), text.data());
+  std::exit(2);
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -108,7 +124,9 @@ int main(int count, char** words) {
     std::vector<float> row(static_cast<size_t>(table.dim));
     char line[64];
     while (std::fgets(line, sizeof line, stdin) != nullptr) {
-      const int64_t id = std::strtoll(line, nullptr, 10);
+      std::string_view text = line;
+      if (!text.empty() && text.back() == '\n') text.remove_suffix(1);
+      const int64_t id = parse_id(text);
       SparringPackedRequest request{};
       request.table = table.table;
       request.count = 1;

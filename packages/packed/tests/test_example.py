@@ -47,6 +47,11 @@ def test_the_example_prints_the_rows_that_python_reads(trained: Any, tmp_path: P
         assert words[:2] == [str(key), str(int(is_found))]
         assert (np.array(words[2:], np.float32) == row).all()
 
+    for text in (str(2**63), str(2**64 - 1), str(-(2**63) - 1), "abc", "7x", "1.5", ""):
+        command = [program, trained.served, "item", text]
+        failed = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (failed.returncode, failed.stdout) == (2, "")
+        assert f'found id "{text}", expected an integer' in failed.stderr
     command = [program, tmp_path / "no", "item", "1"]
     failed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert failed.returncode == 1
@@ -59,6 +64,11 @@ def test_a_program_switches_to_newer_versions_and_reports_errors(
     program = built("refreshing", tmp_path)
     training.save(training.draw(range(100), 0))
     training.publish()
+    command = [program, training.served, "item", "100"]
+    wrong = subprocess.run(command, input="7\nabc\n", capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert len(wrong.stdout.splitlines()) == 1
+    assert 'found id "abc"' in wrong.stderr
     command = [program, training.served, "item", "0.02"]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, bufsize=1, **streams) as running:

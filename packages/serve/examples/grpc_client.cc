@@ -9,6 +9,7 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 
+#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -21,6 +22,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 namespace {
@@ -199,6 +201,18 @@ int run(const std::string& servers, const std::string& table, const std::vector<
   return 0;
 }
 
+// Returns the id in `text`, or ends the program: an id is a decimal number of 64 bits with a sign, and
+// ids from 2^63 on, which were unsigned, are written as id - 2^64.
+int64_t parse_id(std::string_view text) {
+  int64_t id = 0;
+  const char* end = text.data() + text.size();
+  const auto [parsed, error] = std::from_chars(text.data(), end, id);
+  if (error == std::errc{} && parsed == end) return id;
+  std::fprintf(stderr, "found id \"%.*s\", expected an integer from -2^63 to 2^63 - 1\n",
+               static_cast<int>(text.size()), text.data());
+  std::exit(2);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -207,7 +221,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   std::vector<int64_t> ids;
-  for (int i = 3; i < argc; ++i) ids.push_back(std::strtoll(argv[i], nullptr, 10));
+  for (int i = 3; i < argc; ++i) ids.push_back(parse_id(argv[i]));
   try {
     return run(argv[1], argv[2], ids);
   } catch (const std::exception& error) {

@@ -125,8 +125,16 @@ async function pull(address, table, ids) {
   };
 }
 
+function parseId(text) {
+  const id = /^-?\d+$/.test(text) ? BigInt(text) : null; // BigInt("") is 0
+  if (id === null || BigInt.asIntN(64, id) !== id) {
+    throw new Error(`found id "${text}", expected an integer from -2^63 to 2^63 - 1`);
+  }
+  return id;
+}
+
 async function main(servers, table, ...given) {
-  const ids = given.map(BigInt);
+  const ids = given.map(parseId);
   const addresses = servers.split(",");
   const shards = ids.map((id) => Number(shardOf(id, addresses.length)));
   const rows = [];

@@ -96,6 +96,10 @@ def test_a_client_of_the_examples_pulls_rows(
     assert refused.returncode == 1
     assert "status 5: " in refused.stderr
     assert "table 'itm'" in refused.stderr
+    for text in (str(2**63), "7x", ""):
+        wrong = run(command, addresses, "item", text)
+        assert wrong.returncode != 0, (text, wrong.stdout)
+        assert not wrong.stdout
 
 
 @pytest.mark.parametrize("kind", ["python"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparring import StepContainer, StorageChoice, TableConfig, open_storage
+from sparring import StepContainer, StorageChoice, TableConfig, Uniform, open_storage
 from sparring.adapter import parse_hyper, resolve_method
 from sparring.contracts import MethodChoice
 from sparring.errors import InvalidArgumentError, StorageIOError, UnsupportedError
@@ -85,7 +85,7 @@ def test_trainers_without_ranks_train_one_table(server: LookupServer) -> None:
 def test_lookups_before_an_optimizer_read_the_rows_of_the_service(server: LookupServer) -> None:
     trained(choice(server), 1)
     with StepContainer() as container:
-        container.declare(TableConfig("item", 4, seed=99), choice(server))
+        container.declare(TableConfig("item", 4), choice(server))
         rows = container.lookup("item", KEYS, is_registered=False).rows
     with open_storage("remote", TableConfig("item", 4), target=server.address) as storage:
         assert np.array_equal(storage.find(KEYS).rows, rows)
@@ -170,3 +170,20 @@ def _push_with_eps(server: LookupServer) -> None:
         container.resources.accumulate_by_key("item", KEYS, np.ones((20, 4), np.float32))
         chosen = MethodChoice(method, parse_hyper(method, {"lr": 0.1, "eps": 0.5}), 1)
         container.apply_methods({"item": chosen})
+
+
+def test_an_initializer_that_the_service_would_ignore_is_rejected(server: LookupServer) -> None:
+    def read(**settings: object) -> np.ndarray:
+        with StepContainer() as container:
+            container.declare(TableConfig("item", 4, **settings), choice(server))
+            return container.lookup("item", KEYS, is_registered=False).rows
+
+    expected = read()  # the initial values of the service
+    assert np.array_equal(read(seed=3), expected)
+    for wrong in (
+        {"initializer": "zeros"},
+        {"seed": 4},
+        {"initializer": Uniform(-1, 1), "seed": 3},
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"the service determines.*leave both out"):
+            read(**wrong)

@@ -22,6 +22,9 @@ from sparring.adapter.optimizer_equivalence import (
     is_equal_up_to_rounding as is_equal_up_to_rounding,
 )
 from sparring.adapter.service_tables import choose_service_storage as choose_service_storage
+from sparring.adapter.service_tables import (
+    choose_unread_initializer as choose_unread_initializer,
+)
 from sparring.adapter.service_tables import fill_service as fill_service
 from sparring.adapter.service_tables import write_rows as write_rows
 from sparring.collective.coordinator import Coordinator as Coordinator

@@ -16,7 +16,12 @@ from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.rendezvous.environment import EnvironmentOptions, read_membership
 
-__all__ = ["fill_service", "choose_service_storage", "write_rows"]
+__all__ = [
+    "choose_service_storage",
+    "choose_unread_initializer",
+    "fill_service",
+    "write_rows",
+]
 
 
 def choose_service_storage(
@@ -41,6 +46,17 @@ def choose_service_storage(
     _check_alone()
     options = {"config": os.fspath(config), "role": "parameters", "wait": "applied"}
     return StorageChoice("remote", options)
+
+
+def choose_unread_initializer(storage: StorageLike) -> str | None:
+    """Returns the initializer of a table of which all ids are written before they are read: zeros, or
+    None in a service, which determines initial values.
+
+    Args:
+        storage: storage of the table.
+    """
+    is_service = isinstance(storage, StorageChoice) and storage.backend == "remote"
+    return None if is_service else "zeros"
 
 
 def _check_alone() -> None:

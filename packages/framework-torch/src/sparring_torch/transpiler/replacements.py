@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparring.adapter import StorageLike, describe_added_methods
+from sparring.adapter import StorageLike, choose_unread_initializer, describe_added_methods
 from sparring.errors import InvalidArgumentError
 from sparring_torch.jagged.ids import to_tensor
 from sparring_torch.modules.embedding import Embedding
@@ -97,7 +97,7 @@ class _TorchKind(Kind):
             "name": table,
             "padding_idx": module.padding_idx,
             "dtype": weight.dtype,
-            "initializer": "zeros",
+            "initializer": choose_unread_initializer(storage),
             "storage": storage,
             "device": None if weight.device.type == "cpu" else weight.device,
         }

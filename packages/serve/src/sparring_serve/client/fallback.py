@@ -56,7 +56,7 @@ class Fallback:
             return
         for each in tables:
             try:
-                self._tables[each.name] = _initial_table(each)
+                self._tables[each.name] = read_initial_values(each)
             except SparringError as error:
                 raise InvalidArgumentError(
                     f"table {each.name!r}: client.on_failure={self._on_failure} needs initial values, "
@@ -125,7 +125,7 @@ class Fallback:
         return status
 
 
-def _initial_table(described: TableMessage) -> TableConfig:
+def read_initial_values(described: TableMessage) -> TableConfig:
     """Returns the declaration that determines the initial values.
 
     Raises:

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import StepContainer
-from sparring.adapter import resolve_method
+from sparring.adapter import initial_rows, resolve_method
 from sparring.contracts import Columns, Keys, MethodChoice, Rows, TableConfig
 from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_serve.client.fallback import read_initial_values
 from sparring_serve.config import read_serving_config
 from sparring_serve.parameters.client import ParameterClient
 from sparring_serve.parameters.push_steps import TablePush, save_seconds
@@ -21,13 +22,15 @@ from sparring_serve.remote_storage import RemoteStorage, open_client
 
 __all__ = ["ParameterStorage", "find_served_table"]
 
+_SOME_KEYS = np.arange(4)
+
 
 class ParameterStorage(RemoteStorage):
     """Rows of a service with trainable tables. The service keeps the optimizer state, which is not
     read.
 
-    The service determines the initial values of keys without a row, regardless of the declaration
-    here.
+    The service determines the initial values of keys without a row. The declaration here must have the
+    same, or the default initializer and seed.
 
     Args:
         table: Declaration with the dim of the served table and the state of its update method.
@@ -134,6 +137,32 @@ class ParameterStorage(RemoteStorage):
 
     def _check_state(self) -> None:
         self._check_same_state(find_served_table(self.table, self._parameters, self._options))
+        self._check_initial_values()
+
+    def _check_initial_values(self) -> None:
+        table = self.table
+        plain = TableConfig(table.name, table.dim)
+        if (table.initializer, table.seed) == (plain.initializer, plain.seed):
+            return
+        described = self._client.describe(deadline_seconds=self._options.deadline_seconds)
+        for each in next(iter(described.shards.values())).tables:
+            if each.name != table.name or not each.initial.kind:
+                continue  # older servers do not describe initial values
+            served = read_initial_values(each)
+            declared, stored = (
+                # The service may store another dtype.
+                TableConfig(table.name, table.dim, initializer=one.initializer, seed=one.seed)
+                for one in (table, served)
+            )
+            pair = [initial_rows(_SOME_KEYS, config) for config in (declared, stored)]
+            if not np.allclose(*pair, rtol=1e-5):
+                raise InvalidArgumentError(
+                    f"table {table.name!r}: the service determines initial values, found initializer "
+                    f"{table.initializer!r} and seed {table.seed} in the module, expected those of the "
+                    f"service, {served.initializer!r} and seed {served.seed}; leave both out in the "
+                    "module, and set them in parameters.tables of the service",
+                    table=table.name,
+                )
 
 
 def find_served_table(

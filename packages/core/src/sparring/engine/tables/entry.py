@@ -239,7 +239,10 @@ class TableEntry:
         assert scalars.write is not None
         before = self.scalars
         is_unknown = before is None and any(
-            part.storage is not None and part.storage.size and part.scalars is None
+            part.storage is not None
+            and part.pushed_to is None  # the storage counts the steps
+            and part.storage.size
+            and part.scalars is None
             for part in self.parts
         )
         self.scalars = scalars
