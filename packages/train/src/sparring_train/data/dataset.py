@@ -97,7 +97,7 @@ class PinnedDataset(Dataset, Protocol):
     @property
     def pinned(self) -> Mapping[str, Any]:
         """Values that identify the data, as JSON types; empty for other data. A run resumes only if they
-        are equal. `extra` also contains them."""
+        are equal."""
 
 
 class StreamedDataset(Dataset, Protocol):

@@ -190,6 +190,7 @@ class _Run:
         self._cuts = CutLog(url, self._ranks.world_size, tell)
         self._returns = RunReturns(config, source, self._ranks, self._gate, self._cuts, tell)
         self._snapshots.keep_steps = lambda: self._gate.kept_steps
+        self._snapshots.check_data = self._check_data
 
     @contextmanager
     def best_kept(self, is_one_host: bool) -> Iterator[None]:
@@ -566,10 +567,13 @@ class _Run:
             self._kept.restore(values, url)
         self._validated_step = values["validated_step"]
 
-    def _seek(self, snapshot: Snapshot) -> None:
-        """Moves the data to the position of a snapshot, while its rows are loaded."""
+    def _check_data(self, snapshot: Snapshot) -> None:
+        """Raises if the data differ from those of the run of a snapshot."""
         check_same_origins(snapshot, self._source.data.schema.origins)
         check_same_data(snapshot, self._source.pinned)
+
+    def _seek(self, snapshot: Snapshot) -> None:
+        """Moves the data to the position of a snapshot, while its rows are loaded."""
         self._at = read_position(snapshot.url, snapshot.state(POSITION).values)
         self._coming.clear()
         if not self._config.data.has_epochs:

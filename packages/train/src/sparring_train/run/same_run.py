@@ -19,6 +19,7 @@ from sparring_train.config.section import Section
 from sparring_train.config.sections.columns import ColumnSettings
 from sparring_train.config.sections.kinds import DataSection
 from sparring_train.config.sections.stream import StreamData
+from sparring_train.data.file_identities import DATA_FILES, describe_changes
 
 __all__ = [
     "ORIGINS",
@@ -149,17 +150,29 @@ def check_same_origins(snapshot: Snapshot, origins: Mapping[str, str]) -> None:
 
 
 def check_same_data(snapshot: Snapshot, pinned: Mapping[str, Any]) -> None:
-    """Raises if a table contains other data than in the saved run, although its version is the same.
+    """Raises if the data differ from those of the saved run: other files, or another table with the same
+    version. A position in the data would then mean other rows, and test rows could become training rows.
 
     Args:
         snapshot: snapshot of the run.
         pinned: `PinnedDataset.pinned` of the current data.
 
     Raises:
-        ConfigError: the data differ, because the table was replaced by another one.
+        ConfigError: the data differ.
     """
     saved = snapshot.state(PINNED).values if PINNED in snapshot.state_names(0) else {}
     for name, before in saved.items():
+        if name == DATA_FILES:
+            # A run on files may continue on a stream.
+            changes = describe_changes(before, pinned.get(name, before))
+            if changes:
+                raise ConfigError(
+                    f"resuming from {snapshot.url} failed: the files of data.path are not those of its "
+                    f"run: {changes}; restore the files and resume, or train with these files in "
+                    "another folder: snapshots.url",
+                    setting="data.path",
+                )
+            continue
         if pinned.get(name) != before:
             raise ConfigError(
                 f"resuming from {snapshot.url} failed: its run has {name} {before}, the data now have "

@@ -83,6 +83,8 @@ class RunSnapshots:
         self.keep_steps: Callable[[], tuple[int, ...]] = tuple
         """Returns steps to which the run may return: for each, the newest snapshot that is not after it
         is kept."""
+        self.check_data: Callable[[Snapshot], None] = lambda _snapshot: None
+        """Raises if the data differ from those of the run of a snapshot, before any row changes."""
         self._task: Task[SaveResult] | None = None
         self.num_failed = 0
         """Number of saves that failed concurrently with steps."""
@@ -430,7 +432,9 @@ class RunSnapshots:
         changes: list[str] = []
         error: Exception | None = None
         try:
-            changes = check_same_run(open_snapshot(url), self._config)
+            snapshot = open_snapshot(url)
+            changes = check_same_run(snapshot, self._config)
+            self.check_data(snapshot)
         except Exception as failure:
             error = failure
         Coordinator(self._container.collective, f"resuming from {url}").agree(error)

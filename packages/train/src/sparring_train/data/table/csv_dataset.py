@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class CsvDataset:
         files: the files, which contain all required columns.
         columns: columns of the examples.
         strings: receives the strings of the rows that are read, if given.
+        pinned: see `PinnedDataset.pinned`.
 
     Raises:
         DataError: a file cannot be read.
@@ -61,8 +63,10 @@ class CsvDataset:
         files: CsvRows,
         columns: Sequence[str],
         strings: StringWriter | None = None,
+        pinned: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._data, self._request, self._files = data, request, files
+        self.pinned = pinned
         label = request.label if data.label is not None else None
         columns_of_run = data.columns.with_origins(files.origins)
         self.schema: Schema = replace(columns_of_run, label=label)

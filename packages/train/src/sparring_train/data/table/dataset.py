@@ -9,6 +9,7 @@ from sparring.errors import DataError
 from sparring_train.columns import ColumnBatch
 from sparring_train.config.sections.table import HistoryConfig, TableData
 from sparring_train.data.dataset import Dataset, OpenRequest
+from sparring_train.data.file_identities import DATA_FILES, identify_files
 from sparring_train.data.lake.table import is_lake, read_lake
 from sparring_train.data.table.csv_dataset import CsvDataset
 from sparring_train.data.table.csv_rows import CsvRows
@@ -39,10 +40,13 @@ def open_table(data: TableData, request: OpenRequest) -> Dataset:
         lake = read_lake(data, data.path, needed)
         return ParquetDataset(data, request, lake.rows, columns, strings, lake.pinned)
     files = find_files(data.path)
+    pinned = {}
+    if request.snapshots_url is not None and not request.is_saved:
+        pinned = {DATA_FILES: identify_files(files)}
     if files[0].format == "parquet":
         parquet = ParquetRows(files, needed)
         parquet.types.check_origins(data.types)
-        return ParquetDataset(data, request, parquet, columns, strings)
+        return ParquetDataset(data, request, parquet, columns, strings, pinned)
     if data.read == "own":
         raise DataError(
             f"reading {data.path} with data.read: own requires Parquet files, which contain their number "
@@ -52,7 +56,7 @@ def open_table(data: TableData, request: OpenRequest) -> Dataset:
     _check_separator(data)
     # All ranks read the same rows, so only one needs to store the strings.
     strings = strings if request.rank == 0 else None
-    return CsvDataset(data, request, CsvRows(files, data, needed), columns, strings)
+    return CsvDataset(data, request, CsvRows(files, data, needed), columns, strings, pinned)
 
 
 def read_table(data: TableData, path: str) -> Iterator[ColumnBatch]:

@@ -14,6 +14,7 @@ from sparring.errors import DataError
 from sparring_train.columns import Column, ColumnBatch, Schema
 from sparring_train.config.sections.table import TableData
 from sparring_train.data.dataset import LabelRange, OpenRequest
+from sparring_train.data.file_identities import DATA_FILES
 from sparring_train.data.split import Part
 from sparring_train.data.table.decode import Decoder, RawRows
 from sparring_train.data.table.history import read_histories
@@ -119,9 +120,9 @@ class ParquetDataset:
 
     def extra(self) -> Mapping[str, Any]:
         """Returns ``rows_skipped``, the number of bad rows on this rank, if bad rows are skipped. Also
-        returns ``read`` if steps depend on the number of ranks, and `pinned`."""
+        returns ``read`` if steps depend on the number of ranks, and the version of a table."""
         self._flush()
-        found: dict[str, Any] = dict(self.pinned)
+        found = {name: each for name, each in self.pinned.items() if name != DATA_FILES}
         if self._data.bad_rows == "skip":
             found["rows_skipped"] = self._num_skipped
         if self._data.read == "own":
