@@ -259,7 +259,10 @@ GOOD = {"user": "ann", "item": 3, "price": 1.5, "clicked": 1}
             json.dumps({"user": "ann", "price": 1, "clicked": 0}),
             "column 'item' is missing, found user",
         ),
-        (json.dumps({**GOOD, "item": "shoe"}), "column 'item': found 'shoe', expected a whole number"),
+        (
+            json.dumps({**GOOD, "item": "shoe"}),
+            "column 'item': found 'shoe', expected a whole number",
+        ),
         (json.dumps({**GOOD, "user": 7}), "column 'user': .* expected string; set the type"),
         (json.dumps({**GOOD, "price": "high"}), "column 'price': .* expected double"),
         (

@@ -24,7 +24,16 @@ from sparring_train.run.snapshot_folder import list_good_snapshots
 __all__ = ["Replay", "list_differences", "plan_replay"]
 
 _PARTITIONS_PER_SCAN = 256
-_STATES_OF_RUN = {"run", "position", "report", "erasure", "gate", "changed_keys", "join"}
+_STATES_OF_RUN = {
+    "run",
+    "position",
+    "pinned_data",
+    "report",
+    "erasure",
+    "gate",
+    "changed_keys",
+    "join",
+}
 """States that describe the run and its files, and therefore differ."""
 
 
