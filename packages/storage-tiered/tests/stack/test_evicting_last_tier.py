@@ -16,13 +16,13 @@ from sparring_tiered import TieredOptions, TieredStorage
 TABLE = TableConfig("film", 2)
 
 
-def make_storage(*capacities: int, write: str = "back") -> Storage:
+def make_storage(*capacities: int) -> Storage:
     tiers = [
         MemoryStorage(TABLE, MemoryOptions(capacity=each, policy="lru")) for each in capacities
     ]
     if len(tiers) == 1:
         return tiers[0]
-    options = TieredOptions(tiers=("memory",) * len(tiers), write=write)
+    options = TieredOptions(tiers=("memory",) * len(tiers))
     return TieredStorage(TABLE, options, [("memory", each) for each in tiers])
 
 

@@ -40,7 +40,7 @@ def open_table(data: TableData, request: OpenRequest) -> Dataset:
         lake = read_lake(data, data.path, needed)
         return ParquetDataset(data, request, lake.rows, columns, strings, lake.pinned)
     files = find_files(data.path)
-    pinned = {}
+    pinned: dict[str, dict[str, str]] = {}
     if request.snapshots_url is not None and not request.is_saved:
         pinned = {DATA_FILES: identify_files(files)}
     if files[0].format == "parquet":
