@@ -22,6 +22,7 @@ __all__ = [
     "reject_proxy",
     "reject_scripting",
     "reject_tracing",
+    "reject_transform",
     "warn_about_bound",
 ]
 
@@ -91,6 +92,20 @@ def reject_tracing(tables: Sequence[str]) -> NoReturn:
         f"torch.jit.trace would record the rows of one batch from {', '.join(map(repr, tables))} and "
         "return them for all ids. Use torch.export.export instead, or trace only the part of the model "
         "that takes embeddings",
+        tables=list(tables),
+    )
+
+
+def reject_transform(tables: Sequence[str]) -> NoReturn:
+    """Rejects transforms of `torch.func`, such as `vmap` and `grad`.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    raise UnsupportedError(
+        f"torch.func: a lookup in {', '.join(map(repr, tables))} inside of vmap, grad or another "
+        "transform, which cannot follow rows in storages. Look up the embeddings before the transform, "
+        "for all ids in one call, and transform the function of the embeddings",
         tables=list(tables),
     )
 

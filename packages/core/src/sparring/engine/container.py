@@ -17,6 +17,7 @@ documentation and overloads.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -431,10 +432,10 @@ class StepContainer(TableContainer):
     @overload
     def save(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         blocking: Literal[True] = True,
-        base: str | None = None,
+        base: str | os.PathLike[str] | None = None,
         states: Mapping[str, State] | None = None,
         options: SaveOptions | None = None,
     ) -> SaveResult: ...
@@ -442,10 +443,10 @@ class StepContainer(TableContainer):
     @overload
     def save(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         blocking: Literal[False],
-        base: str | None = None,
+        base: str | os.PathLike[str] | None = None,
         states: Mapping[str, State] | None = None,
         options: SaveOptions | None = None,
     ) -> Task[SaveResult]: ...
@@ -453,20 +454,20 @@ class StepContainer(TableContainer):
     @overload
     def save(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         blocking: bool,
-        base: str | None = None,
+        base: str | os.PathLike[str] | None = None,
         states: Mapping[str, State] | None = None,
         options: SaveOptions | None = None,
     ) -> SaveResult | Task[SaveResult]: ...
 
     def save(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         blocking: bool = True,
-        base: str | None = None,
+        base: str | os.PathLike[str] | None = None,
         states: Mapping[str, State] | None = None,
         options: SaveOptions | None = None,
     ) -> SaveResult | Task[SaveResult]:
@@ -498,9 +499,9 @@ class StepContainer(TableContainer):
         self.state.check_open()
         return save(
             self.state,
-            url,
+            os.fspath(url),
             blocking=blocking,
-            base=base,
+            base=None if base is None else os.fspath(base),
             states=states or {},
             options=options or SaveOptions(),
         )
@@ -508,7 +509,7 @@ class StepContainer(TableContainer):
     @overload
     def load(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         blocking: Literal[True] = True,
         tables: Iterable[str] | None = None,
@@ -518,7 +519,7 @@ class StepContainer(TableContainer):
     @overload
     def load(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         blocking: Literal[False],
         tables: Iterable[str] | None = None,
@@ -527,7 +528,7 @@ class StepContainer(TableContainer):
 
     def load(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         blocking: bool = True,
         tables: Iterable[str] | None = None,
@@ -559,7 +560,7 @@ class StepContainer(TableContainer):
                 raise an error of one rank, with its number as the attribute `rank`.
         """
         self.state.check_open()
-        return load(self.state, url, tables, is_base=is_base, blocking=blocking)
+        return load(self.state, os.fspath(url), tables, is_base=is_base, blocking=blocking)
 
     @overload
     def flush(self, *, blocking: Literal[True] = True) -> None: ...

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sparring import ExchangeOptions, PluginManager, StepContainer, join_job, make_plugin_manager
-from sparring.adapter import AUTO, PlanLike, resolve_plan
+from sparring.adapter import AUTO, PlanLike, resolve_backends, resolve_plan
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.distributed.fully_sharded import FullySharded, check_shardable
 from sparring_torch.distributed.gradient_average import GradientAverager, broadcast
@@ -288,6 +288,13 @@ def _make_order_error(early: Sequence[TrainAgent], where: str) -> InvalidArgumen
     )
 
 
+def _find_rendezvous() -> str:
+    """Returns the rendezvous of the ranks of `torch.distributed`, which is initialized. Processes of
+    `torch.multiprocessing.spawn` have no variables of a launcher."""
+    found = resolve_backends(AUTO, AUTO, framework="torch").rendezvous
+    return "torch" if found == "single" else found
+
+
 def _join_container(
     module: nn.Module,
     early: Sequence[TrainAgent],
@@ -305,7 +312,7 @@ def _join_container(
     # If torch.distributed is initialized, the job has the same ranks.
     is_initialized = dist.is_available() and dist.is_initialized()
     job = join_job(
-        _CollectiveChoice("environment" if is_initialized else AUTO),
+        _CollectiveChoice(_find_rendezvous() if is_initialized else AUTO),
         _CollectiveChoice(AUTO),
         framework="torch",
         default_collective="torch" if is_initialized else None,

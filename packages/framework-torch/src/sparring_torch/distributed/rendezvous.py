@@ -1,9 +1,11 @@
-"""Rendezvous of ranks that torchrun started, through its store."""
+"""Rendezvous of ranks that torchrun started, through its store; or of an initialized process group."""
 
 from __future__ import annotations
 
 import os
+import socket
 from datetime import timedelta
+from itertools import count
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
@@ -15,9 +17,29 @@ from sparring_torch.distributed.options import TorchRendezvousOptions
 
 __all__ = ["TorchRendezvous"]
 
+_numbers = count()
+
+
+def _find_membership(device: str) -> Membership:
+    """Returns the membership of this rank in the default group. All ranks must call it."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    hosts: list[str] = [""] * world_size
+    dist.all_gather_object(hosts, socket.gethostname())
+    local_rank = hosts[:rank].count(hosts[rank])
+    return Membership(
+        rank,
+        world_size,
+        local_rank,
+        hosts.count(hosts[rank]),
+        device if device == "cpu" else f"cuda:{local_rank}",
+    )
+
 
 class TorchRendezvous(Rendezvous):
     """Reads torchrun's variables, and uses the TCPStore at MASTER_ADDR:MASTER_PORT.
+
+    If they are missing, but `torch.distributed` is initialized, for example in processes of
+    `torch.multiprocessing.spawn`, its default group has the ranks, and its store is used.
 
     If torchrun's agent serves a store there, that one is used; otherwise rank 0 serves one.
     The collective uses the same store with other keys.
@@ -28,6 +50,11 @@ class TorchRendezvous(Rendezvous):
     """
 
     def __init__(self, options: TorchRendezvousOptions) -> None:
+        if "RANK" not in os.environ and dist.is_available() and dist.is_initialized():
+            self._membership = _find_membership(options.device)
+            store = dist.distributed_c10d._get_default_store()
+            self._store: Store = dist.PrefixStore(f"sparring.rendezvous.{next(_numbers)}", store)
+            return
         self._membership = read_membership(
             os.environ, EnvironmentOptions(launcher="torchrun", device=options.device)
         )

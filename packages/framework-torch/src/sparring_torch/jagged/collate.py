@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import default_collate
 
 from sparring.errors import InvalidArgumentError
-from sparring_torch.jagged.ids import to_tensor
+from sparring_torch.jagged.ids import to_ids, to_tensor
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 
 __all__ = ["collate_jagged"]
@@ -56,6 +56,8 @@ def collate_jagged(
         {name: value for name, value in example.items() if name not in named}
         for example in examples
     ]
+    if len({bag.dtype for bag in bags}) > 1:  # torch.cat cannot promote unsigned integers
+        bags = [to_ids(bag, "collate_jagged") for bag in bags]
     lengths = torch.tensor([len(bag) for bag in bags], dtype=torch.int32)
     values = torch.cat(bags) if bags else torch.empty(0, dtype=torch.int64)
     ids = KeyedJaggedTensor(list(features), values, lengths=lengths, stride=len(examples))

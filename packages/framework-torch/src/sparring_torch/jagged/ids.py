@@ -37,6 +37,7 @@ def to_tensor(values: object, what: str) -> Tensor:
     if isinstance(values, Tensor):
         return values
     reject_proxy(values, what)
+    values = _from_objects(values)
     try:
         made = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -45,6 +46,13 @@ def to_tensor(values: object, what: str) -> Tensor:
                 f"{what}: found strings, expected int64 ids; convert them with "
                 "sparring.hash_strings(strings), as `sparring train`, `sparring serve` and its "
                 "clients do"
+            ) from error
+        wide = _find_wide(values)
+        if wide is not None:
+            raise InvalidArgumentError(
+                f"{what}: found {wide}, which does not fit into int64; unsigned ids keep their bits as "
+                "negative numbers: torch.from_numpy(np.array(ids, np.uint64).view(np.int64))",
+                value=wide,
             ) from error
         raise InvalidArgumentError(
             f"{what}: expected a tensor, an array or lists of one length, found "
@@ -55,10 +63,34 @@ def to_tensor(values: object, what: str) -> Tensor:
     return made if made.numel() else made.to(torch.int64)
 
 
+def _from_objects(values: Any) -> Any:
+    """Converts an array of objects, as pandas creates them, if all of them are integers of 64 bits."""
+    if not isinstance(values, np.ndarray) or values.dtype != object:
+        return values
+    are_whole = all(
+        isinstance(each, (int, np.integer)) and not isinstance(each, bool) for each in values.flat
+    )
+    fits = are_whole and all(-(2**63) <= int(each) < 2**63 for each in values.flat)
+    return values.astype(np.int64) if fits and values.size else values
+
+
+def _find_wide(values: Any) -> int | None:
+    """Returns the first integer in lists or arrays that does not fit into int64."""
+    if isinstance(values, (list, tuple, np.ndarray)):
+        for each in values:
+            found = _find_wide(each)
+            if found is not None:
+                return found
+    is_whole = isinstance(values, (int, np.integer))
+    return int(values) if is_whole and not -(2**63) <= int(values) < 2**63 else None
+
+
 def _is_text(values: Any) -> bool:
     while isinstance(values, (list, tuple)) and len(values):
         values = values[0]
-    return isinstance(values, (str, bytes)) or getattr(values, "dtype", np.dtype(int)).kind in "SUO"
+    if isinstance(values, np.ndarray) and values.dtype == object:
+        return any(isinstance(each, (str, bytes)) for each in values.flat)
+    return isinstance(values, (str, bytes)) or getattr(values, "dtype", np.dtype(int)).kind in "SU"
 
 
 def is_flat(nested: Any) -> bool:

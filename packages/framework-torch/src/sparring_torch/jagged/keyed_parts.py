@@ -96,6 +96,23 @@ def arrange_inverse(names: Sequence[str], keys: Sequence[str], indices: Tensor) 
     return indices if order == list(range(len(indices))) else indices[order]
 
 
+def check_inverse(inverse: Tensor, num_bags: int) -> None:
+    """Checks inverse indices on the CPU; on a GPU, torch checks them.
+
+    Raises:
+        InvalidArgumentError: an index is not the number of a bag.
+    """
+    if inverse.device.type != "cpu" or not inverse.numel() or torch.compiler.is_compiling():
+        return
+    least, most = (int(each) for each in torch.aminmax(inverse))
+    if least < 0 or most >= num_bags:
+        raise InvalidArgumentError(
+            f"inverse_indices: found {least if least < 0 else most}, expected numbers of bags from 0 to "
+            f"{num_bags - 1}; correct the indices, or give as many lengths as bags",
+            value=least if least < 0 else most,
+        )
+
+
 def concatenate_parts(parts: Sequence[Tensor | None], what: str) -> Tensor | None:
     """Concatenates parts, or returns None if all parts are None.
 

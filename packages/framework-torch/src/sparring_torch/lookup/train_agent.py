@@ -180,6 +180,8 @@ class TrainAgent(CopiedTables):
             InvalidArgumentError: the tables are on a device, and the ids on another one.
         """
         container = self._container or self.container
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            misuse.reject_transform(self.table_names)
         if torch._C._is_tracing():  # half the time of torch.jit.is_tracing
             misuse.reject_tracing(self.table_names)
         if is_training and torch.is_grad_enabled():

@@ -128,7 +128,11 @@ class EmbeddingBag(SingleTable):
             InvalidArgumentError: input and offsets do not match, weights have the wrong shape or the
                 mode is ``mean``, or a value is not a valid id.
         """
-        if not isinstance(input, Tensor) or input.is_nested:
+        if (
+            not isinstance(input, Tensor)
+            or input.is_nested
+            or not _are_tensors(offsets, per_sample_weights)
+        ):
             return self._forward_converted(input, offsets, per_sample_weights)
         if not torch.compiler.is_compiling():
             return self._eager(input, offsets, per_sample_weights)
@@ -400,3 +404,7 @@ def _are_sound(ends: npt.NDArray[np.int64], count: int) -> bool:
     except InvalidArgumentError:
         return False
     return True
+
+
+def _are_tensors(*given: Any) -> bool:
+    return all(each is None or isinstance(each, Tensor) for each in given)

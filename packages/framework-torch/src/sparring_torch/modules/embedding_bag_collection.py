@@ -14,6 +14,7 @@ from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.device.groups import build_bag_groups, split_by_feature
 from sparring_torch.device.memory import memory_errors
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
+from sparring_torch.jagged.keyed_parts import check_inverse
 from sparring_torch.jagged.keyed_tensor import KeyedTensor
 from sparring_torch.lookup.batch_lookup import Bags
 from sparring_torch.lookup.feature_router import FeatureRouter
@@ -172,6 +173,7 @@ class EmbeddingBagCollection(TableModule):
             inverse: ``(outputs, examples)``, the bag of each example; None if bags are examples.
         """
         if inverse is not None:
+            check_inverse(inverse, len(values))
             parts = zip(
                 torch.split(values, self._dims, dim=1), inverse.to(values.device), strict=True
             )

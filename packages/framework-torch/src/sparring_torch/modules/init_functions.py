@@ -28,7 +28,7 @@ def to_initializer(function: Callable[..., Any], table: str) -> Initializer:
 
     Raises:
         InvalidArgumentError: the function is not supported, or truncates at other than two standard
-            deviations.
+            deviations, but at less than six.
     """
     given: dict[str, Any] = {}
     inner: Any = function
@@ -50,7 +50,8 @@ def to_initializer(function: Callable[..., Any], table: str) -> Initializer:
         "arrive, so a function that fills a matrix is not supported; give initializer=Uniform(low, "
         "high), Normal(mean, stddev), TruncatedNormal(mean, stddev), Xavier(gain), "
         "Constant(value) or Zeros() of sparring, or functools.partial of torch.nn.init.zeros_, "
-        "ones_, constant_, uniform_, normal_ or trunc_normal_",
+        "ones_, constant_, uniform_, normal_, or trunc_normal_ with a and b at two, or at more than six, "
+        "standard deviations",
         table=table,
     )
 
@@ -61,8 +62,15 @@ def _constant(val: Any) -> Initializer | None:
 
 def _truncated(mean: float, std: float, a: float, b: float) -> Initializer | None:
     is_at_two = abs(a - (mean - 2 * std)) <= 1e-9 and abs(b - (mean + 2 * std)) <= 1e-9
-    return TruncatedNormal(mean, std) if is_at_two else None
+    if is_at_two:
+        return TruncatedNormal(mean, std)
+    # a and b are absolute: with std=0.02, their defaults are at 100 standard deviations.
+    is_unlimited = min(mean - a, b - mean) >= _UNLIMITED * std
+    return Normal(mean, std) if is_unlimited else None
 
+
+_UNLIMITED = 6
+"""Number of standard deviations from which a truncation changes less than 1 of 10^8 values."""
 
 _MAKERS: dict[Any, Callable[..., Initializer | None]] = {
     init.zeros_: Zeros,

@@ -115,9 +115,13 @@ class CombinedOptimizer(OptimizerOfParts):
         self._is_made = False
         super().__init__(self.param_groups, {})
         self._is_made = True
-        self.defaults = {}
-        for part in reversed(self._parts.values()):
-            self.defaults.update(part.defaults)
+        # Of all parts, because OneCycleLR reads `betas` or `momentum` of each group if they are defaults.
+        first, *others = self._parts.values()
+        self.defaults = {
+            name: value
+            for name, value in first.defaults.items()
+            if all(name in each.defaults for each in others)
+        }
 
     def _check(self, name: str, part: object) -> None:
         if not isinstance(part, torch.optim.Optimizer):

@@ -9,9 +9,11 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from sparring.adapter import format_suggestion, resolve_method
 from sparring.contracts import PlanRequest, PlanResult, ShardingPlan, TableWorkload
-from sparring.errors import CapacityError, ConfigError, SparringError
+from sparring.errors import CapacityError, ConfigError, InvalidArgumentError, SparringError
 from sparring_cli import read_document
 from sparring_plan.planning.inputs import (
     KINDS,
@@ -58,7 +60,16 @@ def plan_from_request(request: PlanRequest) -> PlanResult:
     """
     calibration = _read_calibration()
     allowed = {each.table.name: _list_kinds(each) for each in request.tables}
-    inputs, assumptions = _make_inputs(request, calibration, allowed)
+    try:
+        inputs, assumptions = _make_inputs(request, calibration, allowed)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise InvalidArgumentError(
+            f"plan: {name} is {first['input']!r}, expected: {first['msg']}; change the topology or the "
+            "constraints of the tables",
+            setting=name,
+        ) from error
     try:
         plan = make_plan(inputs, calibration, allowed)
     except CapacityError as error:
