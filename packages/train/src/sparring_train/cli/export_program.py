@@ -79,7 +79,10 @@ def _check_exportable(path: str, run: RunConfig) -> None:
     if run.model.loss == "ranking":
         ranking = run.model.ranking(run.data.columns)
         fix = "use `sparring recommend`, for example with --all-users"
-        if ranking is not None and ranking.rows_are_vectors and ranking.history is None:
+        users = getattr(run.model, "user", ())
+        # Otherwise the rows of users are inputs of the model, and not its vectors.
+        is_row = ranking is not None and ranking.rows_are_vectors and ranking.history is None
+        if is_row and len(users) == 1:
             fix += (
                 ", or publish its tables and query a service for the best items: sparring publish"
             )
