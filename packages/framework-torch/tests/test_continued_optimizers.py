@@ -173,13 +173,17 @@ def test_rows_of_an_older_file_have_an_unknown_number_of_steps(
     optimizer = MAKERS["Adam"](other)
     with pytest.warns(UserWarning, match=f"continues from the {FIRST} steps of the container"):
         train(other, optimizer, range(FIRST, FIRST + 1))
-    again = make_table()
-    again.load_state_dict(saved)
-    optimizer = MAKERS["Adam"](again)
-    optimizer.load_state_dict(former.state_dict())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(again, optimizer, range(FIRST, FIRST + 1))
+    for is_rows_first in (True, False):
+        again = make_table()
+        optimizer = MAKERS["Adam"](again)
+        loads = [lambda to=again: to.load_state_dict(saved)]
+        loads.append(lambda to=optimizer: to.load_state_dict(former.state_dict()))
+        for load in loads if is_rows_first else reversed(loads):
+            load()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            train(again, optimizer, range(FIRST, FIRST + 1))
+        assert float(optimizer.state_dict()["state"]["items"]["step"]) == FIRST + 1
 
 
 def test_embeddings_without_state_start_at_the_first_step() -> None:

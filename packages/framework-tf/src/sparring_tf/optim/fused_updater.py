@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -10,7 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from sparring import StepContainer
-from sparring.adapter import hypers_by_table, set_learning_rate, set_method_states
+from sparring.adapter import (
+    TableScalars,
+    hypers_by_table,
+    set_learning_rate,
+    set_method_states,
+)
 from sparring.contracts import MethodChoice, Storage, UpdateMethod
 
 __all__ = ["FusedUpdater"]
@@ -46,6 +52,22 @@ class FusedUpdater:
                 np.zeros(len(self._hypers)), dtype="int64", trainable=False, name="steps_of_tables"
             )
         set_method_states(container.state, method, self._hypers, given)
+        with tf.init_scope():
+            for place, name in enumerate(self._hypers):
+                scalars = TableScalars(
+                    method.name, partial(self._read_steps, place), partial(self._continue, place)
+                )
+                container.entry(name).attach_scalars(scalars)
+
+    def _read_steps(self, place: int) -> dict[str, int]:
+        return {"step": int(self.steps.numpy()[place])}
+
+    def _continue(self, place: int, scalars: Mapping[str, Any] | None) -> None:
+        """Continues the steps of a former optimizer of the rows, or of loaded rows."""
+        if scalars is not None:
+            steps = self.steps.numpy().copy()
+            steps[place] = int(scalars.get("step", 0))
+            self.steps.assign(steps)
 
     @property
     def variables(self) -> list[Any]:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from itertools import count
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from sparring.contracts import EnvironmentOptions, Membership, Rendezvous, read_membership
 from sparring.errors import DeadlineError, InvalidArgumentError
@@ -52,8 +52,9 @@ class TorchRendezvous(Rendezvous):
     def __init__(self, options: TorchRendezvousOptions) -> None:
         if "RANK" not in os.environ and dist.is_available() and dist.is_initialized():
             self._membership = _find_membership(options.device)
-            store = dist.distributed_c10d._get_default_store()
-            self._store: Store = dist.PrefixStore(f"sparring.rendezvous.{next(_numbers)}", store)
+            self._store: Store = PrefixStore(
+                f"sparring.rendezvous.{next(_numbers)}", _get_default_store()
+            )
             return
         self._membership = read_membership(
             os.environ, EnvironmentOptions(launcher="torchrun", device=options.device)

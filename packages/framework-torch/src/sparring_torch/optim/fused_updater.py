@@ -124,7 +124,8 @@ class FusedUpdater:
         self.unknown.discard(table)
         if scalars is not None:
             self._steps[table] = int(scalars.get("step", 0))
-        else:
+        elif self._steps[table] == 0:
+            # Otherwise they were set by `set_scalars`, which may be called before rows are loaded.
             self.unknown.add(table)
 
     def guess_steps(self, steps: int) -> None:

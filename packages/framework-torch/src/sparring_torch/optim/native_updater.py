@@ -246,7 +246,8 @@ class NativeUpdater:
         self.unknown.discard(table)
         if scalars is not None:
             self._shadows[table].set_scalars(scalars)
-        elif "step" in self._shadows[table].scalars():
+        elif self._shadows[table].num_steps(otherwise=1) == 0:
+            # Otherwise they were set by `set_scalars`, which may be called before rows are loaded.
             self.unknown.add(table)
 
     def guess_steps(self, steps: int) -> None:

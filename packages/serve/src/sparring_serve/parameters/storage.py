@@ -154,8 +154,8 @@ class ParameterStorage(RemoteStorage):
                 TableConfig(table.name, table.dim, initializer=one.initializer, seed=one.seed)
                 for one in (table, served)
             )
-            pair = [initial_rows(_SOME_KEYS, config) for config in (declared, stored)]
-            if not np.allclose(*pair, rtol=1e-5):
+            mine, theirs = (initial_rows(_SOME_KEYS, each) for each in (declared, stored))
+            if not np.allclose(mine, theirs, rtol=1e-5):
                 raise InvalidArgumentError(
                     f"table {table.name!r}: the service determines initial values, found initializer "
                     f"{table.initializer!r} and seed {table.seed} in the module, expected those of the "
