@@ -71,7 +71,7 @@ def set_states(
         wanted: optimizer state by table.
         given: storages that were passed in open, by table.
         optimizer: name of the optimizer, for messages.
-        resets: whether to reset the state of rows that exist, which may be that of another optimizer.
+        resets: whether to reset the state of rows that exist, which may belong to another optimizer.
 
     Raises:
         InvalidArgumentError: a table has rows of another width or with the state of another optimizer.

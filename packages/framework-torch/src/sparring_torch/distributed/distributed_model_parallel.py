@@ -307,7 +307,7 @@ def _join_container(
 
     Args:
         early: agents whose tables have rows or an `Optimizer`. If this process is the only rank, their
-            container becomes that of the job.
+            container becomes the container of the job.
     """
     # If torch.distributed is initialized, the job has the same ranks.
     is_initialized = dist.is_available() and dist.is_initialized()
