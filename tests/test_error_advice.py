@@ -80,6 +80,7 @@ OWNERS = {
     "keep": ["distribute"],
     "label": ["TableData"],
     "label_values": ["TableData"],
+    "reset_state": ["sparring_torch.Optimizer"],
     "time": ["TableData"],
     "mask_zero": ["sparring_tf.Embedding"],
     "lengths": ["JaggedTensor", "KeyedJaggedTensor"],
@@ -127,6 +128,7 @@ FOREIGN_ARGUMENTS = {
     "ckpt_path": "lightning.Trainer.fit",
     "client": "a line of server.token_file",
     "compile": "keras.models.load_model",
+    "dampening": "torch.optim.SGD",
     "dtype": "keras.Input",
     "fused": "torch.optim",
     "jit_compile": "tf.function",
@@ -147,6 +149,7 @@ FOREIGN_OPTIONS = {
 }
 FOREIGN_EXTRAS = {("redis", "hiredis")}
 FOREIGN_METHODS = {
+    "model.load_state_dict",
     "model.load_weights",
     "model.parameters",
     "model.save_weights",
@@ -156,7 +159,16 @@ FOREIGN_METHODS = {
 }
 KEYS_OF_TEMPLATES = {"data.test_fraction"}
 """Keys of kinds that are not installed here."""
-FOREIGN_CALLS = {"ModelCheckpoint", "build", "eval", "no_grad", "sigmoid", "stream", "with_values"}
+FOREIGN_CALLS = {
+    "ModelCheckpoint",
+    "build",
+    "eval",
+    "no_grad",
+    "requires_grad_",
+    "sigmoid",
+    "stream",
+    "with_values",
+}
 # Identifiers with a `_` that are not defined in our Python sources.
 FACES = {"adapter", "contracts", "torchrec"}
 """Packages within packages that messages may contain."""
