@@ -54,20 +54,10 @@ class FusedUpdater:
         set_method_states(container.state, method, self._hypers, given)
         with tf.init_scope():
             for place, name in enumerate(self._hypers):
-                scalars = TableScalars(
-                    method.name, partial(self._read_steps, place), partial(self._continue, place)
-                )
-                container.entry(name).attach_scalars(scalars)
-
-    def _read_steps(self, place: int) -> dict[str, int]:
-        return {"step": int(self.steps.numpy()[place])}
-
-    def _continue(self, place: int, scalars: Mapping[str, Any] | None) -> None:
-        """Continues the steps of a former optimizer of the rows, or of loaded rows."""
-        if scalars is not None:
-            steps = self.steps.numpy().copy()
-            steps[place] = int(scalars.get("step", 0))
-            self.steps.assign(steps)
+                # Without a reference to this object, which would be a cycle with the container.
+                read = partial(_read_steps, self.steps, place)
+                write = partial(_continue_steps, self.steps, place)
+                container.entry(name).attach_scalars(TableScalars(method.name, read, write))
 
     @property
     def variables(self) -> list[Any]:
@@ -96,3 +86,15 @@ class FusedUpdater:
             return
         set_learning_rate(self._method, self._hypers, self._hypers.keys() - self._own_rate, rate)
         self._rate = rate
+
+
+def _read_steps(steps: keras.Variable, place: int) -> dict[str, int]:
+    return {"step": int(steps.numpy()[place])}
+
+
+def _continue_steps(steps: keras.Variable, place: int, scalars: Mapping[str, Any] | None) -> None:
+    """Continues the steps of a former optimizer of the rows, or of loaded rows."""
+    if scalars is not None:
+        values = steps.numpy().copy()
+        values[place] = int(scalars.get("step", 0))
+        steps.assign(values)

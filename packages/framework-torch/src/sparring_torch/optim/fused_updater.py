@@ -64,10 +64,10 @@ class FusedUpdater:
         """Tables whose rows have state of an unknown number of steps."""
         set_method_states(container.state, method, hypers, given, resets=resets)
         for name in tables:
-            scalars = TableScalars(
-                method.name, partial(self._read_scalars, name), partial(self._continue, name)
-            )
-            container.entry(name).attach_scalars(scalars)
+            # Without a reference to this object, which would be a cycle with the container.
+            read = partial(_read_scalars, self._steps, name)
+            write = partial(_continue_scalars, self._steps, self.unknown, name)
+            container.entry(name).attach_scalars(TableScalars(method.name, read, write))
         for name, parameter in zip(tables, self.parameters, strict=True):
             group = {"params": [parameter], "table": name, **hypers[name].model_dump()}
             self.param_groups.append(group)
@@ -116,19 +116,23 @@ class FusedUpdater:
             self._steps[name] = int(scalars[name]["step"])
         self.unknown.clear()
 
-    def _read_scalars(self, table: str) -> dict[str, Any]:
-        return {"step": self._steps[table]}
-
-    def _continue(self, table: str, scalars: Mapping[str, Any] | None) -> None:
-        """Continues the scalars of loaded rows or of a former optimizer; None: they are unknown."""
-        self.unknown.discard(table)
-        if scalars is not None:
-            self._steps[table] = int(scalars.get("step", 0))
-        elif self._steps[table] == 0:
-            # Otherwise they were set by `set_scalars`, which may be called before rows are loaded.
-            self.unknown.add(table)
-
     def guess_steps(self, steps: int) -> None:
         """Sets the number of steps of tables for which it is unknown."""
         self._steps |= dict.fromkeys(self.unknown, steps)
         self.unknown.clear()
+
+
+def _read_scalars(steps: Mapping[str, int], table: str) -> dict[str, Any]:
+    return {"step": steps[table]}
+
+
+def _continue_scalars(
+    steps: dict[str, int], unknown: set[str], table: str, scalars: Mapping[str, Any] | None
+) -> None:
+    """Continues the scalars of loaded rows or of a former optimizer; None: they are unknown."""
+    unknown.discard(table)
+    if scalars is not None:
+        steps[table] = int(scalars.get("step", 0))
+    elif steps[table] == 0:
+        # Otherwise they were set by `set_scalars`, which may be called before rows are loaded.
+        unknown.add(table)

@@ -118,11 +118,10 @@ class NativeUpdater:
         self.state: Any = self._native.state
         for shadow in self._shadows.values():
             shadow.adopt(self.state)
-        for name in self._shadows:
-            scalars = TableScalars(
-                self.name, self._shadows[name].scalars, partial(self._continue, name)
-            )
-            container.entry(name).attach_scalars(scalars)
+        for name, shadow in self._shadows.items():
+            # Without a reference to this object, which would be a cycle with the container.
+            write = partial(_continue_scalars, shadow, self.unknown, name)
+            container.entry(name).attach_scalars(TableScalars(self.name, shadow.scalars, write))
         takes_blocks = all(shadow.takes_blocks for shadow in self._shadows.values())
         self._block_bytes = BLOCK_BYTES if takes_blocks else None
 
@@ -241,20 +240,23 @@ class NativeUpdater:
             shadow.set_scalars(scalars[name])
         self.unknown.clear()
 
-    def _continue(self, table: str, scalars: Mapping[str, Any] | None) -> None:
-        """Continues the scalars of loaded rows or of a former optimizer; None: they are unknown."""
-        self.unknown.discard(table)
-        if scalars is not None:
-            self._shadows[table].set_scalars(scalars)
-        elif self._shadows[table].num_steps(otherwise=1) == 0:
-            # Otherwise they were set by `set_scalars`, which may be called before rows are loaded.
-            self.unknown.add(table)
-
     def guess_steps(self, steps: int) -> None:
         """Sets the number of steps of tables for which it is unknown."""
         for name in self.unknown:
             self._shadows[name].set_scalars({"step": steps})
         self.unknown.clear()
+
+
+def _continue_scalars(
+    shadow: ShadowParameter, unknown: set[str], table: str, scalars: Mapping[str, Any] | None
+) -> None:
+    """Continues the scalars of loaded rows or of a former optimizer; None: they are unknown."""
+    unknown.discard(table)
+    if scalars is not None:
+        shadow.set_scalars(scalars)
+    elif shadow.num_steps(otherwise=1) == 0:
+        # Otherwise they were set by `set_scalars`, which may be called before rows are loaded.
+        unknown.add(table)
 
 
 def _to_json(value: Any) -> Any:
