@@ -67,7 +67,7 @@ def write_stream(events: Events, name: str, num_partitions: int, left_out: Any =
         for each in left_out:
             if each.partition == partition:
                 mine[each.begin : each.end] = -1
-        stream.append_table(partition, events.train.take(mine[mine >= 0]))
+        stream.append_table(partition, events.train.take(mine[mine >= 0]), row_group_size=50)
     return str(stream.path)
 
 

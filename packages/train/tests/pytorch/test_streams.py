@@ -41,11 +41,6 @@ from ..data.stream.stream_files import WritableFolder, WritableRedis, WritableTo
 from .stream_runs import CONFIG, NUM_EVENTS, Events, Quiet
 
 
-@pytest.fixture
-def events(tmp_path: Path) -> Events:
-    return Events(tmp_path)
-
-
 def payloads(table: Any, kind: str) -> list[bytes]:
     """Returns messages with one or several events."""
     if kind == "arrow":

@@ -37,6 +37,7 @@ from sparring.errors import (
 from sparring.runtime import pool as execution
 from sparring.snapshot.retention import latest_snapshot
 from sparring_cli.application import main
+from sparring_testing.fixtures.runs import write_ratings
 from sparring_train.config.run_type import run_type
 from sparring_train.config.sections.data import SyntheticCriteoData
 from sparring_train.data.planted_model import PlantedModel
@@ -78,13 +79,8 @@ def ratings(tmp_path: Path) -> Path:
     random = np.random.default_rng(5)
     users, items = random.integers(0, 20, 600), random.integers(0, 30, 600)
     scores = 3 + random.normal(size=20)[users] * 0.7 + random.normal(size=30)[items] * 0.7
-    lines = [
-        f"{user * 10**12 - 7},{item * 10**9},{np.clip(round(score * 2) / 2, 0.5, 5)},0"
-        for user, item, score in zip(users, items, scores, strict=True)
-    ]
-    path = tmp_path / "ratings.csv"
-    path.write_text("\n".join(["user,item,rating,timestamp", *lines]) + "\n")
-    return path
+    ratings = [np.clip(round(score * 2) / 2, 0.5, 5) for score in scores]
+    return write_ratings(tmp_path / "ratings.csv", users * 10**12 - 7, items * 10**9, ratings)
 
 
 def rating_config(path: Path, **more: Any) -> dict[str, Any]:

@@ -12,8 +12,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed; see nox -s tests")
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
-from sparring import list_snapshots, make_plugin_manager, open_snapshot, scan_rows
+from sparring import list_snapshots, make_plugin_manager, open_snapshot
 from sparring.errors import DataError
+from sparring_testing.fixtures.runs import snapshot_rows
 from sparring_train.config.run import RunConfig
 from sparring_train.config.run_type import run_type
 from sparring_train.pytorch.trainer import train
@@ -76,16 +77,6 @@ def run(chosen: RunConfig, interrupt_at: int = -1) -> tuple[TrainResult | None, 
         return None, told
 
 
-def rows_in(url: str) -> dict[tuple[str, int], bytes]:
-    snapshot = open_snapshot(url)
-    return {
-        (name, int(key)): row.tobytes()
-        for name in snapshot.tables
-        for chunk in scan_rows(snapshot, name)
-        for key, row in zip(chunk.keys, chunk.rows, strict=True)
-    }
-
-
 @pytest.mark.parametrize("watch", ["auc", "log_loss"])
 def test_training_stops_and_ends_with_the_best_step(watch: str, tmp_path: Path) -> None:
     training = {"epochs": 30, "patience": 2, "watch": watch}
@@ -105,7 +96,7 @@ def test_training_stops_and_ends_with_the_best_step(watch: str, tmp_path: Path) 
     urls = list_snapshots(tmp_path / "run")
     assert [open_snapshot(each).step for each in urls][-1] == result.steps
     at_best = next(each for each in urls if open_snapshot(each).step == best)
-    assert rows_in(urls[-1]) == rows_in(at_best)
+    assert snapshot_rows(open_snapshot(urls[-1])) == snapshot_rows(open_snapshot(at_best))
     # The saved model is from the best step, too.
     with open_run(open_snapshot(urls[-1]), (), make_plugin_manager()) as (_, model):
         ranks = Ranks(model.source.container.collective)
@@ -185,7 +176,7 @@ def test_a_resumed_run_makes_the_same_decisions(interrupt_at: int, tmp_path: Pat
     assert resumed.validation == whole.validation
     assert {**cut.validated, **told.validated} == whole_told.validated
     ends = [list_snapshots(tmp_path / name)[-1] for name in ("whole", "cut")]
-    assert rows_in(ends[0]) == rows_in(ends[1])
+    assert snapshot_rows(open_snapshot(ends[0])) == snapshot_rows(open_snapshot(ends[1]))
     # A finished run stays finished.
     again, told = run(config(training, snapshots=saving | {"resume": True}))
     assert again is not None
