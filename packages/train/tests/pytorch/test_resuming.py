@@ -435,10 +435,11 @@ def test_a_run_with_other_data_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="seed: 1, this one has 2"):
         run(other)
     other = run_type().model_validate(
-        chosen.model_dump(exclude_none=True)
-        | {"data": {**CLICKS["data"], "log1p": ["price"]}}
+        chosen.model_dump(exclude_none=True) | {"data": {**CLICKS["data"], "log1p": ["price"]}}
     )
-    with pytest.raises(ConfigError, match=r"run has data.log1p: \[\], this one has .*price") as caught:
+    with pytest.raises(
+        ConfigError, match=r"run has data.log1p: \[\], this one has .*price"
+    ) as caught:
         run(other)
     assert caught.value.setting == "data.log1p"
 

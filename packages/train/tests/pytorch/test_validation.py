@@ -14,7 +14,7 @@ pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
 from sparring import list_snapshots, make_plugin_manager, open_snapshot
 from sparring.errors import DataError
-from sparring_testing.fixtures.runs import snapshot_rows
+from sparring_testing.fixtures.runs import snapshot_rows, write_clicks
 from sparring_train.config.run import RunConfig
 from sparring_train.config.run_type import run_type
 from sparring_train.pytorch.trainer import train
@@ -28,18 +28,25 @@ CLICKS: dict[str, Any] = {
     "seed": 1,
     "threads": 1,
     "data": {
-        "kind": "synthetic_criteo",
-        "samples": 400,
-        "test_samples": 300,
-        "validation_samples": 300,
+        "kind": "table",
+        "label": "clicked",
+        "categorical": ["user", "item", "place"],
+        "numeric": ["price"],
         "batch_size": 40,
-        "max_ids": 60,
+        "split": {"exact_fraction": 0.2},
+        "validation": {"exact_fraction": 0.5},
     },
     "model": {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [8]},
     "storage": {"backend": "memory"},
     "optimizer": {"sparse": {"name": "adagrad", "lr": 0.5}},
 }
-"""10 steps an epoch; it learns its samples by heart in a few epochs."""
+"""10 steps an epoch; it learns its samples by heart in a few epochs. `clicks` adds the path."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("clicks") / "clicks.csv"
+    CLICKS["data"]["path"] = str(write_clicks(path, 1000))
 
 
 class Told(SilentProgress):
@@ -126,9 +133,14 @@ def test_the_best_step_needs_no_folder_of_snapshots(tmp_path: Path) -> None:
 
 
 def test_without_keep_best_the_last_step_is_tested() -> None:
-    last, told = run(config({"epochs": 5, "keep_best": False}))
-    whole, _ = run(config({"epochs": 5, "keep_best": True}))
-    data = {name: each for name, each in CLICKS["data"].items() if name != "validation_samples"}
+    # Its validation rows are in addition to the rows for training.
+    data = {
+        "kind": "synthetic_criteo", "samples": 400, "test_samples": 300, "batch_size": 40,
+        "max_ids": 60,
+    }  # fmt: skip
+    validated = data | {"validation_samples": 300}
+    last, told = run(config({"epochs": 5, "keep_best": False}, data=validated))
+    whole, _ = run(config({"epochs": 5, "keep_best": True}, data=validated))
     plain, _ = run(config({"epochs": 5}, data=data))
     assert last is not None
     assert whole is not None
