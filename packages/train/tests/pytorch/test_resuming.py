@@ -325,6 +325,7 @@ def test_an_unwritable_folder_is_rejected_before_the_first_step(place: str, tmp_
     assert (tmp_path / "file").read_text() == "as it was"
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_report_continues_with_the_curves_of_the_snapshot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
 

@@ -33,7 +33,6 @@ from ..data.stream.conftest import (  # noqa: F401 (fixtures)
     kafka_broker,
     new_redis_streams,
     new_topic,
-    redis_server,
     simulated_kafka,
     tansu,
 )

@@ -374,6 +374,7 @@ def test_steps_end_a_training_early() -> None:
     assert result.steps == told.total_steps == len(told.losses) == 5
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_report_is_written_to_the_requested_path(
     ratings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,6 +421,7 @@ def test_a_report_is_written_to_the_requested_path(
     assert 0 <= age.total_seconds() < 600
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_ids_are_counted_once_however_often_they_are_trained(ratings: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
     path, found = tmp_path / "report.html", []
@@ -430,6 +432,7 @@ def test_ids_are_counted_once_however_often_they_are_trained(ratings: Path, tmp_
     assert found[0] == found[1]
 
 
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("interval", [None, 4])
 def test_slices_are_of_the_last_evaluation(tmp_path: Path, interval: int | None) -> None:
     pytest.importorskip("matplotlib", reason="the report draws with matplotlib")

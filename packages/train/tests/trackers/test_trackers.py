@@ -84,6 +84,7 @@ class Plugin:
         return self.opened[-1]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_tracker_receives_configuration_metrics_and_report(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
     plugin = Plugin(Recorder)

@@ -41,6 +41,7 @@ threads: 1
 """
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_resumed_run_reads_the_version_that_it_started_with(tmp_path: Path) -> None:
     lake = make_lake("delta", tmp_path)
     lake.add(LOG.slice(0, 200))
