@@ -42,6 +42,7 @@ class TestHkv(StorageTests):
 class TestHkvWithScores(StorageTests):
     """A table that grows and keeps the caller's scores; bounds are in bytes."""
 
+    repeats_are_slow = True
     bounded_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         policy: {"memory_bytes": 60_000, "policy": policy} for policy in POLICIES
     }

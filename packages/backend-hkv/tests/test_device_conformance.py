@@ -36,6 +36,7 @@ class DeviceTests(StorageTests):
     """Runs the kit without the tests for which an emulator is too slow."""
 
     __test__ = False
+    repeats_are_slow = DEVICE == "emulated"
 
     @pytest.fixture
     def estimate(self) -> Any:
@@ -72,6 +73,8 @@ class TestHkvOnADevice(DeviceTests):
         return make
 
 
+# The emulator is slow, and the tests above run the same kernels.
+@pytest.mark.slow
 class TestHkvOnADeviceWithScores(DeviceTests):
     """A table that grows and keeps the caller's scores.
 

@@ -168,6 +168,10 @@ def optimizer_of(model: nn.Module) -> Optimizer:
     return Optimizer(model, torch.optim.Adagrad, lr=0.1)
 
 
+# Exporting the program compiles it with a C++ compiler for half a minute.
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
     torch.manual_seed(0)

@@ -33,7 +33,8 @@ def run_torchrun(program: Path, num_ranks: int) -> str:
 @pytest.mark.parametrize(
     ("launch", "num_ranks"),
     [
-        pytest.param(run_forked_ranks, 2, id="forked-2"),
+        pytest.param(run_forked_ranks, 1, id="forked-1"),
+        pytest.param(run_forked_ranks, 2, id="forked-2", marks=pytest.mark.slow),
         pytest.param(run_torchrun, 1, id="torchrun-1", marks=pytest.mark.long),
         pytest.param(run_torchrun, 2, id="torchrun-2", marks=pytest.mark.long),
     ],
