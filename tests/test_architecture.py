@@ -59,6 +59,7 @@ def recorded() -> dict[str, list[tuple[str, str]]]:
     return found
 
 
+@pytest.mark.slow  # starts a process with PyTorch
 @pytest.mark.parametrize("walk", WALKS)
 def test_a_walk_runs_through_no_file_of_core_that_is_not_listed(
     walk: str, recorded: dict[str, list[tuple[str, str]]]

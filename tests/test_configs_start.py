@@ -269,9 +269,15 @@ def test_tables_of_the_gpu_example_fit_one_gpu_and_spill() -> None:
     assert pinned < GPU_BYTES / 4
 
 
+STORED = [each for each in CONFIGS if each.stem.partition("-")[0] in ("redis", "rocksdb", "tiered")]
+
+
 @pytest.mark.parametrize(
     "path",
-    [each for each in CONFIGS if each.stem.partition("-")[0] in ("redis", "rocksdb", "tiered")],
+    [
+        each if each.stem == "tiered" else pytest.param(each, marks=pytest.mark.slow)
+        for each in STORED
+    ],
     ids=lambda path: path.name,
 )
 def test_the_storage_of_a_config_does_not_change_the_results(path: Path, train: Train) -> None:

@@ -44,6 +44,8 @@ from source_index import (
     words,
 )
 
+pytestmark = pytest.mark.slow  # parses all sources
+
 # `name=…` in a message → everything that must accept an argument, or have a field, of that name.
 OWNERS = {
     "accept_loss": ["ParameterClient.save"],

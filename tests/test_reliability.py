@@ -42,7 +42,7 @@ def program(import_program: Any) -> Any:
         pytest.param("follower_kills", 4, marks=pytest.mark.long),
         ("gate_alarms", 2000),
         pytest.param("mixed_versions", 2000, marks=pytest.mark.long),
-        ("stream_crashes", 4),
+        pytest.param("stream_crashes", 4, marks=pytest.mark.slow),
         pytest.param("stream_crashes", 300, marks=pytest.mark.long),
         pytest.param("stream_kills", 12, marks=pytest.mark.long),
         # Its restarts take minutes if other tests use the processors.

@@ -431,6 +431,7 @@ def test_pushes_of_another_number_of_shards_are_not_lost_silently(
     other.close()
 
 
+@pytest.mark.slow  # the other tests restart a server with the files that a kill would leave
 def test_acknowledged_pushes_survive_kill_9_of_the_process(
     tmp_path: Path, one_process: OneProcess
 ) -> None:
