@@ -161,6 +161,7 @@ def trained(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int
     return keys[:500], np.concatenate(rows)[:500]
 
 
+@pytest.mark.slow  # starts four servers, a publisher and clients
 def test_a_service_is_published_probed_queried_and_outlives_its_pods(
     cluster: Cluster, trained: tuple[list[int], np.ndarray]
 ) -> None:
