@@ -164,6 +164,7 @@ def test_a_rejected_resume_leaves_rows_unchanged(
     assert rows() != before
 
 
+@pytest.mark.slow  # more ratings than in the test above
 def test_movielens_is_learned_as_with_a_table_in_memory(
     tmp_path: Path, trained: Callable[..., dict[str, Any]]
 ) -> None:
