@@ -156,7 +156,7 @@ def test_a_run_interrupted_at_random_steps_ends_with_the_same_bits(
     ("backend", "policy"),
     [
         ("memory", "lru"),
-        ("hkv", "lfu"),
+        pytest.param("hkv", "lfu", marks=pytest.mark.slow),
         pytest.param("memory", "lfu", marks=pytest.mark.long),
         pytest.param("hkv", "lru", marks=pytest.mark.long),
     ],

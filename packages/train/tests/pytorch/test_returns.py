@@ -76,7 +76,7 @@ def words(events: Events, url: str, name: str, *more: str) -> list[str]:
     return events.words(url, name, *WORDS, *served, *more)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_rows_are_as_in_a_run_without_the_quarantined_events(
     events: Events, runs: Runs, world_size: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
