@@ -42,6 +42,7 @@ class DeviceTests(StorageTests):
     def estimate(self) -> Any:
         return lambda storage, rows: estimate_hkv_bytes(storage.table, storage.options, rows)
 
+    @pytest.mark.slow
     @overrides_kit(reason="on the emulator a call of a million rows takes half a minute")
     def test_call_of_a_million_rows(
         self, new_storage: Callable[..., Storage], rng: np.random.Generator

@@ -50,6 +50,7 @@ def check(path: Path, victim: int, since: float, seconds: float) -> None:
     assert failed["time"] - since <= seconds, failed
 
 
+@pytest.mark.slow  # a test of core kills ranks over gloo, too
 def test_all_survivors_name_a_killed_rank_long_before_the_deadline(
     child_processes: ChildProcesses, tmp_path: Path
 ) -> None:

@@ -22,6 +22,8 @@ def processes() -> Iterator[RankProcesses]:
 
 
 class TestTorchCollective(CollectiveTests):
+    repeats_are_slow = True
+
     @pytest.fixture
     def run_ranks(self, processes: RankProcesses) -> Any:
         return processes.run
