@@ -133,8 +133,8 @@ def test_state_has_the_bits_that_the_format_defines(dim: int) -> None:
         for number, vector in enumerate((first, second), start=1):
             begin = number * (dim + 2)
             found = rows[:, begin : begin + dim + 2].tobytes()
-            first = number * padded
-            columns = random[:, first : first + dim].astype(np.int64)
+            place = number * padded
+            columns = random[:, place : place + dim].astype(np.int64)
             drawn = columns if is_random else None
             assert found == expected_state(vector, drawn)
         halves = np.zeros(numbers.shape, ml_dtypes.bfloat16)
