@@ -23,7 +23,8 @@ from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 from .exchange_scenario import Scenario, Shard, check, train
 
-pytestmark = pytest.mark.alone
+# Starting ranks takes seconds; test_killed_ranks compares the rows of processes with those of threads, too.
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 LARGEST_WORLD = int(os.environ.get("SPARRING_LARGEST_WORLD", "3"))
 WORLD_SIZES = [size for size in (2, 3, 4, 8) if size <= LARGEST_WORLD]
