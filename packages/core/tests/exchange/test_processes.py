@@ -16,14 +16,13 @@ import pytest
 
 from sparring.contracts.ranks.collective import Collective, Reduction
 from sparring.contracts.ranks.exchange_options import ExchangeOptions
-from sparring_testing.processes.mpi_launcher import needs_mpi
 from sparring_testing.processes.rank_launchers import BACKENDS, launch_ranks
 from sparring_testing.processes.rank_processes import RankProcesses
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 from .exchange_scenario import Scenario, Shard, check, train
 
-# Starting ranks takes seconds; test_killed_ranks compares the rows of processes with those of threads, too.
+# Starting ranks takes seconds, and test_killed_ranks compares rows of processes and of threads, too.
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 LARGEST_WORLD = int(os.environ.get("SPARRING_LARGEST_WORLD", "3"))
@@ -63,10 +62,7 @@ def worlds() -> Iterator[dict[tuple[str, int], RankProcesses]]:
         processes.close()
 
 
-# Ranks over MPI wait by polling, which takes ten times the processor time of the ranks over gloo.
-@pytest.fixture(
-    params=[BACKENDS[0], pytest.param("mpi", id="mpich", marks=[needs_mpi, pytest.mark.slow])]
-)
+@pytest.fixture(params=BACKENDS)
 def check_ranks(
     request: pytest.FixtureRequest, worlds: dict[tuple[str, int], RankProcesses]
 ) -> CheckRanks:
