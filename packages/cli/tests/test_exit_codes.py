@@ -19,6 +19,8 @@ LOG = logging.getLogger("sparring.example")
 @pytest.fixture
 def raising(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     """Adds the command ``fail``, which raises the elements of the returned list."""
+    # Training on ranks that are threads of a test restores the level of another rank.
+    logging.getLogger("sparring").setLevel(logging.NOTSET)
     raised: list[BaseException] = []
     original = application.make_application
 
