@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from packages.serve.tests.front_ends import Folder, call, open_front_end, pull
 
 from sparring_serve.testing import RawConnection, framed_message
+from sparring_serve.testing.front_ends import Folder, call, open_front_end, pull
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import SERVICE, RecommendRequest, ScanRequest
 from sparring_serve.wire.open_inference import HEALTH, INFERENCE, InferRequest, InferTensor
@@ -63,8 +63,10 @@ def main(arguments: Sequence[str]) -> int:
             while time.monotonic() < end:
                 for method, seed in _SEEDS.items():
                     content = _mutated(draw, seed)
+                    replies = [call(each.address, method, content) for each in (ours, native)]
                     expected, found = (
-                        call(each.address, method, content)[:3] for each in (ours, native)
+                        (status, message, metadata.get("sparring-shard-map-bin"))
+                        for status, message, metadata, _ in replies
                     )
                     counts[f"{method.rpartition('/')[2]} {found[0]}"] += 1
                     if found != expected:

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from packages.serve.tests.front_ends import ONE_SHARD, Folder, open_front_end
 
 from reliability.report import Report
 from reliability.small_snapshots import scratch_folder
@@ -31,6 +30,7 @@ from sparring_packed import ComputedTable, WriteOptions, encode_parameters
 from sparring_serve import ClientConfig, LookupClient, ShardPosition, VersionGoneError
 from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
 from sparring_serve.server.native_front_end import EXECUTABLE
+from sparring_serve.testing.front_ends import ONE_SHARD, Folder, open_front_end
 
 __all__ = ["TRIALS", "run"]
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from packages.serve.tests.front_ends import Folder, call, open_front_end, read_metrics
 
 import sparring_packed
 from reliability.report import Report
@@ -41,6 +40,7 @@ from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
 from sparring_serve.server.native_front_end import EXECUTABLE
 from sparring_serve.server.refresher import Refresher
 from sparring_serve.tables.packed import open_packed_tables
+from sparring_serve.testing.front_ends import Folder, call, open_front_end, read_metrics
 from sparring_serve.wire.fields import decode
 from sparring_serve.wire.messages import (
     SERVICE,

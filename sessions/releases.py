@@ -53,8 +53,8 @@ def serving_peers(session: nox.Session) -> None:
     """Tests the service with generated protobuf code, tritonclient and TensorFlow 2.16; some 500 MB."""
     wheels, env = Path(session.create_tmp()).resolve() / "wheels", {}
     install_optional_packages(session)
-    build_wheels(session, wheels, "cli", "storage-tiered", "packed", "serve")
-    install_made(session, wheels, "cli", "storage-tiered", "packed", "serve")
+    build_wheels(session, wheels, "cli", "testing", "storage-tiered", "packed", "serve")
+    install_made(session, wheels, "cli", "testing", "storage-tiered", "packed", "serve")
     session.install("pytest", "hypothesis", "grpcio-reflection", "grpcio-tools", silent=True)
     with_tensorflow = (f"tensorflow-cpu=={TENSORFLOW_RELEASES[0]}", *map(str, wheels.glob("*.whl")))
     for name, needed in (("PEERS", SERVING_PEERS), ("TENSORFLOW", with_tensorflow)):

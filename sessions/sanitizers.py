@@ -68,7 +68,7 @@ def serving_threads(session: nox.Session) -> None:
     """Runs tests of serving with the native server under ThreadSanitizer. Requires libgrpc++-dev."""
     session.install("pytest", "hypothesis", silent=True)
     install_build_tools(session)
-    for package in ("core", "cli", "storage-tiered", "packed", "serve"):
+    for package in ("core", "cli", "testing", "storage-tiered", "packed", "serve"):
         install_local(session, package, "[metrics]" if package == "serve" else "")
     folder = reuse_folder(Path(session.virtualenv.location) / "build/serve-thread")
     source = PACKAGES / "serve"

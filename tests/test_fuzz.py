@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import random
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,13 @@ CORPUS = ROOT / "fuzz/corpus"
 
 
 @pytest.fixture
-def target(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("fuzz.requests").make_target()
+def target(import_program: Any) -> Any:
+    return import_program("fuzz.requests").make_target()
+
+
+@pytest.fixture
+def calls(import_program: Any, closing: ExitStack) -> Any:
+    return closing.enter_context(import_program("fuzz.calls").make_target())
 
 
 def test_requests_of_any_bytes_are_answered_or_rejected(target: Any) -> None:
@@ -42,10 +46,9 @@ def test_requests_of_any_bytes_are_answered_or_rejected(target: Any) -> None:
      ("streams", ())],
 )  # fmt: skip
 def test_changed_files_are_read_or_rejected_as_documented(
-    name: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    name: str, words: tuple[str, ...], import_program: Any
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    module = importlib.import_module(f"fuzz.{name}")
+    module = import_program(f"fuzz.{name}")
     dice = random.Random(7)
     seeds = list(module.seeds(*words))
     former = CORPUS / (words[0] if words else name)
@@ -62,10 +65,9 @@ def test_changed_files_are_read_or_rejected_as_documented(
 
 @pytest.mark.parametrize("name", ["configurations", "streams"])
 def test_an_undocumented_error_of_a_reader_ends_the_fuzzer(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, import_program: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    module = importlib.import_module(f"fuzz.{name}")
+    module = import_program(f"fuzz.{name}")
 
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
@@ -76,25 +78,13 @@ def test_an_undocumented_error_of_a_reader_ends_the_fuzzer(
         feed(b"")
 
 
-def _each_kind(target: Any) -> None:
-    for kind in range(64):
-        target(bytes([kind]))
-
-
 def test_an_unexpected_error_ends_the_fuzzer(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> bytes:
         raise ZeroDivisionError
 
     monkeypatch.setattr(LookupService, "pull", fail)
     with pytest.raises(ZeroDivisionError):
-        _each_kind(target)
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT))
-    with importlib.import_module("fuzz.calls").make_target() as target:
-        yield target
+        list(map(target, (bytes([kind]) for kind in range(64))))
 
 
 def test_calls_that_stop_halfway_leave_a_healthy_server(calls: Any) -> None:

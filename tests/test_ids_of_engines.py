@@ -8,13 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow
 import pytest
 
 from sparring import hash_strings
+from sparring_testing.processes.compilers import compile_program
 from sparring_train import hash_column, hash_polars, register_duckdb
 
 ROOT = Path(__file__).parents[1]
@@ -36,21 +36,23 @@ def read_vectors() -> dict[str, int]:
 
 
 VECTORS = read_vectors()
+STRINGS, IDS = list(VECTORS), list(VECTORS.values())
 
 
-def in_python(strings: Sequence[str], folder: Path) -> list[int | None]:
-    return hash_strings(strings).tolist()
+def test_there_are_published_ids() -> None:
+    assert len(STRINGS) == len(IDS) == 6
 
 
-def in_arrow(strings: Sequence[str], folder: Path) -> list[int | None]:
-    return hash_column(pyarrow.array(strings).dictionary_encode()).to_pylist()
+def test_python_computes_the_published_ids() -> None:
+    assert hash_strings(STRINGS).tolist() == IDS
 
 
-def in_cpp(strings: Sequence[str], folder: Path) -> list[int | None]:
-    """Compiles a program with the header that has no dependencies."""
-    if shutil.which("c++") is None:
-        pytest.skip("compiles a program: apt install g++")
-    (folder / "ids.cc").write_text(
+def test_arrow_computes_the_published_ids() -> None:
+    assert hash_column(pyarrow.array(STRINGS).dictionary_encode()).to_pylist() == IDS
+
+
+def test_the_header_without_dependencies_computes_the_published_ids(tmp_path: Path) -> None:
+    (tmp_path / "ids.cc").write_text(
         """#include <sparring/hash_string.h>
         #include <iostream>
         #include <iterator>
@@ -64,105 +66,77 @@ def in_cpp(strings: Sequence[str], folder: Path) -> list[int | None]:
           }
         }"""
     )
-    include = ROOT / "packages/core/include"
-    built = ["c++", "-std=c++17", f"-I{include}", "ids.cc", "-o", "ids"]
-    subprocess.run(built, cwd=folder, check=True)
-    content = b"".join(each.encode() + b"\0" for each in strings)
-    ran = subprocess.run([folder / "ids"], input=content, capture_output=True, check=True)
-    return list(map(int, ran.stdout.split()))
+    include = f"-I{ROOT / 'packages/core/include'}"
+    program = compile_program(tmp_path / "ids.cc", tmp_path / "ids", include)
+    content = b"".join(each.encode() + b"\0" for each in STRINGS)
+    ran = subprocess.run([program], input=content, capture_output=True, check=True)
+    assert list(map(int, ran.stdout.split())) == IDS
 
 
-def in_c(strings: Sequence[str], folder: Path) -> list[int | None]:
+def test_the_c_library_computes_the_published_ids() -> None:
     from sparring_packed.library import library
 
     function = library().sparring_hash_string
     function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_char_p, ctypes.c_size_t]
-    return [function(each.encode(), len(each.encode())) for each in strings]
+    assert [function(each.encode(), len(each.encode())) for each in STRINGS] == IDS
 
 
-def in_polars(strings: Sequence[str], folder: Path) -> list[int | None]:
+def test_polars_computes_the_published_ids() -> None:
     polars = pytest.importorskip("polars", reason="runs Polars; nox -s engines installs it")
-    frame = polars.DataFrame({"item": strings})
+    frame = polars.DataFrame({"item": STRINGS})
     frame = frame.lazy().select(hash_polars(polars.col("item"))).collect()
     assert frame.schema["item"] == polars.Int64
-    return list(frame["item"].to_list())
+    assert frame["item"].to_list() == IDS
 
 
-def in_duckdb(strings: Sequence[str], folder: Path) -> list[int | None]:
+def test_duckdb_computes_the_published_ids() -> None:
     duckdb = pytest.importorskip("duckdb", reason="runs DuckDB; nox -s engines installs it")
     with duckdb.connect() as connection:
         register_duckdb(connection)
-        connection.register("clicks", pyarrow.table({"item": strings}))
-        return [
-            row[0] for row in connection.sql("select hash_strings(item) from clicks").fetchall()
-        ]
+        connection.register("clicks", pyarrow.table({"item": STRINGS}))
+        rows = connection.sql("select hash_strings(item) from clicks").fetchall()
+    assert [row[0] for row in rows] == IDS
 
 
-def in_ray(strings: Sequence[str], folder: Path) -> list[int | None]:
-    pytest.importorskip("ray", reason="runs Ray; nox -s engines installs it")
-    return run_in_process(
-        """
-        import ray, pyarrow
-        from sparring_train import hash_column
-        ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR")
-        def hashed(table):
-            return pyarrow.table({"item": hash_column(table["item"])})
-        found = ray.data.from_arrow(pyarrow.table({"item": strings}))
-        found = found.map_batches(hashed, batch_format="pyarrow").take_all()
-        ids = [row["item"] for row in found]
-        """,
-        strings,
-    )
+PROGRAMS = {
+    "ray": """
+import ray, pyarrow
+from sparring_train import hash_column
+ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR")
+def hashed(table):
+    return pyarrow.table({"item": hash_column(table["item"])})
+found = ray.data.from_arrow(pyarrow.table({"item": strings}))
+found = found.map_batches(hashed, batch_format="pyarrow").take_all()
+ids = [row["item"] for row in found]
+""",
+    "pyspark": """
+import os
+import sparring_spark
+os.environ["PYSPARK_PYTHON"] = sys.executable
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false") \\
+    .config("spark.driver.host", "127.0.0.1").getOrCreate()
+frame = spark.createDataFrame([(each,) for each in strings], "item string").coalesce(1)
+ids = [row[0] for row in sparring_spark.hash_strings(frame, ["item"]).collect()]
+""",
+}
+"""Programs that set `ids`. They run in separate processes, because engines leave threads and servers."""
 
 
-def in_spark(strings: Sequence[str], folder: Path) -> list[int | None]:
-    pytest.importorskip("pyspark", reason="runs Spark; nox -s engines installs it")
-    if shutil.which("java") is None:
+@pytest.mark.parametrize("engine", PROGRAMS)
+def test_an_engine_of_data_frames_computes_the_published_ids(engine: str) -> None:
+    pytest.importorskip(engine, reason=f"runs {engine}; nox -s engines installs it")
+    if engine == "pyspark" and shutil.which("java") is None:
         pytest.skip("Spark needs Java: apt install openjdk-17-jre-headless")
-    return run_in_process(
-        """
-        import os
-        import sparring_spark
-        os.environ["PYSPARK_PYTHON"] = sys.executable
-        from pyspark.sql import SparkSession
-        spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false") \\
-            .config("spark.driver.host", "127.0.0.1").getOrCreate()
-        frame = spark.createDataFrame([(each,) for each in strings], "item string").coalesce(1)
-        ids = [row[0] for row in sparring_spark.hash_strings(frame, ["item"]).collect()]
-        """,
-        strings,
-    )
-
-
-def run_in_process(code: str, strings: Sequence[str]) -> list[int | None]:
-    """Runs a program that sets `ids`, so that an engine leaves nothing in this process."""
-    lines = [line[8:] for line in code.splitlines()]
-    whole = "\n".join(["import json, sys", "strings = json.loads(sys.argv[1])", *lines])
-    whole += "\nprint('ids', json.dumps(ids))"
+    before = "import json, sys\nstrings = json.loads(sys.argv[1])\n"
+    code = f"{before}{PROGRAMS[engine]}\nprint('ids', json.dumps(ids))"
     ran = subprocess.run(
-        [sys.executable, "-c", whole, json.dumps(list(strings))],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+        [sys.executable, "-c", code, json.dumps(STRINGS)],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     [line] = [line for line in ran.stdout.splitlines() if line.startswith("ids ")]
-    found: list[int | None] = json.loads(line[4:])
-    return found
-
-
-ENGINES = (
-    in_python, in_arrow, in_cpp, in_c, in_polars, in_duckdb, in_ray, in_spark
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda each: each.__name__)
-def test_the_published_ids_are_equal_in_every_engine(
-    engine: Callable[[Sequence[str], Path], list[int | None]], tmp_path: Path
-) -> None:
-    assert len(VECTORS) == 6
-    assert engine(list(VECTORS), tmp_path) == list(VECTORS.values())
+    assert json.loads(line[4:]) == IDS
 
 
 def test_null_and_lists_stay() -> None:

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
-from sparring import make_plugin_manager
 from sparring.errors import ConfigError
 from sparring_cli import read_document
-from sparring_cli.application import main, make_application
+from sparring_cli.application import main
 
 from .manifests import (
     FOLDER,
     Manifest,
     containers_of,
     filled_secrets,
+    find_manifest,
     manifests,
     pod_of,
     secrets_and_keys,
 )
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+
+from command_lines import parse_command
 
 SCHEMAS = {
     "trainer.kubeflow.org/v1alpha1": "trainer-v1alpha1.yaml",
@@ -95,7 +99,7 @@ def test_a_train_job_sets_all_variables_that_start_the_ranks() -> None:
     distributed_run = pytest.importorskip("torch.distributed.run", reason="torch is not installed")
     (job,) = [each for each in manifests() if each.kind == "TrainJob"]
     (runtime,) = [each for each in manifests() if each.kind == "TrainingRuntime"]
-    (train,) = [each for each in manifests() if (each.kind, each.name) == ("Job", "train")]
+    train = find_manifest("Job", "train")
     trainer, of_job = job.body["spec"]["trainer"], pod(train)["spec"]["containers"][0]
     (node,) = pod(runtime)["spec"]["containers"]
     variables = {each["name"]: each.get("value") for each in node["env"]}
@@ -118,7 +122,7 @@ def test_a_train_job_sets_all_variables_that_start_the_ranks() -> None:
 
 
 def test_pods_that_recommend_share_all_parts() -> None:
-    (job,) = [each for each in manifests() if (each.kind, each.name) == ("Job", "recommend")]
+    job = find_manifest("Job", "recommend")
     (container,) = pod(job)["spec"]["containers"]
     assert job.body["spec"]["completionMode"] == "Indexed"
     expected = f"--parts=$(JOB_COMPLETION_INDEX)/{job.body['spec']['completions']}"
@@ -233,17 +237,6 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
             yield f"{named(manifest)}-{name}", [*container["command"], *container["args"]]
 
 
-def check_our_command(words: list[str]) -> None:
-    """Parses a command line as the program would, without running it."""
-    command: Any = typer.main.get_command(make_application(make_plugin_manager()))
-    context = None
-    while hasattr(command, "commands"):
-        context = command.make_context(words[0], words[:1], parent=context, resilient_parsing=True)
-        command, words = command.commands[words[0]], words[1:]
-    given = [re.sub(r"\$\(\w+\)", "1", word) for word in words]
-    command.make_context(command.name, given, parent=context)
-
-
 @pytest.mark.parametrize("line", [pytest.param(line, id=name) for name, line in command_lines()])
 def test_commands_and_options_of_a_manifest_exist(line: list[str]) -> None:
     program, *words = line
@@ -254,14 +247,20 @@ def test_commands_and_options_of_a_manifest_exist(line: list[str]) -> None:
         assert given.training_script == "sparring"
         program, words = "sparring", given.training_script_args
     if program == "sparring":
-        check_our_command(words)
+        parse_command([re.sub(r"\$\(\w+\)", "1", word) for word in words])
     else:
         assert program == "redis-server"
 
 
 def test_an_unknown_option_is_detected() -> None:
     with pytest.raises(Exception, match="No such option: --shrad"):
-        check_our_command(["serve", "serving.yaml", "--shrad", "1/2"])
+        parse_command(["serve", "serving.yaml", "--shrad", "1/2"])
+
+
+def config_of(name: str, key: str, folder: Path) -> Path:
+    path = folder / key
+    path.write_text(find_manifest("ConfigMap", name).body["data"][key])
+    return path
 
 
 def stateful_sets(file: str) -> list[Manifest]:
@@ -269,13 +268,6 @@ def stateful_sets(file: str) -> list[Manifest]:
     found = [each for each in manifests() if each.path.name == file and each.kind == "StatefulSet"]
     assert found
     return found
-
-
-def config_of(name: str, key: str, folder: Path) -> Path:
-    (found,) = [each for each in manifests() if (each.kind, each.name) == ("ConfigMap", name)]
-    path = folder / key
-    path.write_text(found.body["data"][key])
-    return path
 
 
 @pytest.mark.parametrize(
@@ -304,11 +296,6 @@ def test_addresses_of_a_service_equal_those_of_its_pods(
         assert config.server.drain_seconds < grace
 
 
-def of_service(file: str, kind: str) -> Manifest:
-    (found,) = [each for each in manifests() if each.path.name == file and each.kind == kind]
-    return found
-
-
 SERVICES = [("serve.yaml", "serving.yaml"), ("parameters.yaml", "parameters.yaml")]
 
 
@@ -318,7 +305,7 @@ def test_a_service_uses_tls_and_tokens_and_its_certificate_has_the_names_of_its_
 ) -> None:
     serving = pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
     config = serving.read_serving_config(config_of(file.removesuffix(".yaml"), key, tmp_path))
-    certificate = of_service(file, "Certificate").body["spec"]
+    certificate = find_manifest("Certificate", file.removesuffix(".yaml")).body["spec"]
     hosts = [address.rpartition(":")[0] for replicas in config.shards for address in replicas]
     assert certificate["dnsNames"] == hosts
     assert not config.server.insecure
@@ -359,7 +346,7 @@ def test_a_client_mounts_its_token_and_the_authority_but_no_key_of_servers(
 ) -> None:
     serving = pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
     config = serving.read_serving_config(config_of(service, key, tmp_path))
-    (job,) = [each for each in manifests() if (each.kind, each.name) == ("Job", client)]
+    job = find_manifest("Job", client)
     spec = pod(job)["spec"]
     paths = {each["name"]: each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
     secrets = {each["name"]: each["secret"] for each in spec["volumes"] if "secret" in each}

@@ -22,6 +22,7 @@ def lines_of(text: str) -> list[str]:
     return [" ".join(re.sub(r"\d[\d.,]*", "#", line).split()) for line in text.splitlines()]
 
 
+@pytest.mark.slow  # each starts a kernel and trains
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_its_stored_outputs_are_up_to_date(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("nbclient")

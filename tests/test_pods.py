@@ -5,12 +5,12 @@ The file is long because all tests use the same network of pods, which takes sec
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,11 @@ import pytest
 
 from sparring import latest_snapshot, scan_rows
 from sparring_cli.application import main
+from sparring_testing.fixtures.runs import snapshot_contents
+from sparring_testing.processes.certificates import make_certificate
+from sparring_testing.processes.waiting import wait_until
 
-from .manifests import FOLDER, filled_secrets, manifests, pod_of
+from .manifests import FOLDER, filled_secrets, find_manifest, manifests, pod_of
 from .pods import Cluster, Pod, why_no_pods
 
 pytestmark = [
@@ -33,27 +36,7 @@ SMALL = ("data.samples=40000", "data.test_samples=500")
 
 
 def template_of(kind: str, name: str) -> dict[str, Any]:
-    (found,) = [each for each in manifests() if (each.kind, each.name) == (kind, name)]
-    template = pod_of(found.body)
-    assert template is not None
-    return template
-
-
-def files_of(config_map: str) -> dict[str, str]:
-    kind = "ConfigMap"
-    (found,) = [each for each in manifests() if (each.kind, each.name) == (kind, config_map)]
-    return dict(found.body["data"])
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float, said: Callable[[], str]) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end, said()
-        time.sleep(0.1)
-
-
-def openssl(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+    return pod_of(find_manifest(kind, name).body) or {}
 
 
 ADDED_HOSTS = {
@@ -61,33 +44,25 @@ ADDED_HOSTS = {
     "parameters": ["parameters-3.parameters"],
 }
 """Names of replicas and shards that tests add, which a user would add to the Certificate first."""
-_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1")
 
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     """Creates the Secrets that cert-manager would create from the Certificates of the manifests."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command")
     folder = tmp_path_factory.mktemp("certificates")
-    authority = folder / "ca.crt"
-    openssl("req", "-x509", *_KEY, "-subj", "/CN=sparring-ca",
-            "-keyout", folder / "ca.key", "-out", authority)  # fmt: skip
+    authority = make_certificate(folder, "authority", hosts="")
     made = {}
     for each in manifests():
-        if each.kind != "Certificate" or each.body["spec"].get("isCA"):
-            continue
-        hosts = [*each.body["spec"]["dnsNames"], *ADDED_HOSTS.get(each.name, ())]
-        names = ",".join(f"DNS:{host}" for host in hosts)
-        key, certificate = folder / f"{each.name}.key", folder / f"{each.name}.crt"
-        openssl("req", "-x509", *_KEY, "-subj", "/", "-addext", f"subjectAltName=critical,{names}",
-                "-addext", "extendedKeyUsage=serverAuth", "-CA", authority, "-CAkey", folder / "ca.key",
-                "-keyout", key, "-out", certificate)  # fmt: skip
-        made[each.body["spec"]["secretName"]] = {
-            "tls.crt": certificate.read_text(),
-            "tls.key": key.read_text(),
-            "ca.crt": authority.read_text(),
-        }
+        if each.kind == "Certificate" and not each.body["spec"].get("isCA"):
+            hosts = [*each.body["spec"]["dnsNames"], *ADDED_HOSTS.get(each.name, ())]
+            names = ",".join(f"DNS:{host}" for host in hosts)
+            own = make_certificate(
+                folder, each.name, authority, names, "extendedKeyUsage=serverAuth"
+            )
+            files = {"tls.crt": own, "tls.key": own.with_suffix(".key"), "ca.crt": authority}
+            made[each.body["spec"]["secretName"]] = {
+                name: path.read_text() for name, path in files.items()
+            }
     return made
 
 
@@ -146,14 +121,22 @@ with LookupClient.from_config("/etc/sparring/config/serving.yaml") as client:
 """
 
 
-def start_client(cluster: Cluster, table: str, ids: list[int], pulls: int) -> Pod:
-    """Starts the pod of client.yaml with a different program."""
-    template = template_of("Job", "client")
+def start_program(
+    cluster: Cluster, job: str, *arguments: str, secret: dict[str, Any] | None = None
+) -> Pod:
+    """Starts the pod of a Job with a program of Python, and possibly with the token of another Secret."""
+    template = template_of("Job", job)
     (container,) = template["spec"]["containers"]
-    command = ["python3", "-c", CLIENT, table, json.dumps(ids), str(pulls)]
-    own = {**container, "command": command, "args": [], "env": []}
-    spec = {**template["spec"], "containers": [own]}
-    return cluster.start({**template, "spec": spec}, f"client-{pulls}", "none")
+    own = {**container, "command": ["python3", "-c", *arguments], "args": [], "env": []}
+    volumes = [
+        {**each, "secret": secret or each["secret"]} if each["name"] == "token" else each
+        for each in template["spec"]["volumes"]
+    ]
+    spec = {**template["spec"], "containers": [own], "volumes": volumes}
+    return cluster.start({**template, "spec": spec}, f"{job}-{next(_NUMBERS)}", "none")
+
+
+_NUMBERS = itertools.count()
 
 
 def rows_told(pod: Pod) -> list[np.ndarray]:
@@ -178,6 +161,7 @@ def trained(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int
     return keys[:500], np.concatenate(rows)[:500]
 
 
+@pytest.mark.slow  # starts four servers, a publisher and clients
 def test_a_service_is_published_probed_queried_and_outlives_its_pods(
     cluster: Cluster, trained: tuple[list[int], np.ndarray]
 ) -> None:
@@ -199,7 +183,7 @@ def test_a_service_is_published_probed_queried_and_outlives_its_pods(
     asked = cluster.start(asking, "client", "none")
     assert asked.process.wait(60) == 0, asked.log
 
-    client = start_client(cluster, "cat_3", keys, 200)
+    client = start_program(cluster, "client", CLIENT, "cat_3", json.dumps(keys), "200")
     wait_until(lambda: len(rows_told(client)) > 5, 60, lambda: client.log)
     # A replica of each shard is removed, one by one; its replacement has a different address.
     cluster.remove(pods["a", 1])
@@ -215,7 +199,7 @@ def test_a_service_is_published_probed_queried_and_outlives_its_pods(
 
     # Only the restarted pod of shard 1 is left.
     cluster.remove(pods["b", 1])
-    last = start_client(cluster, "cat_3", keys, 3)
+    last = start_program(cluster, "client", CLIENT, "cat_3", json.dumps(keys), "3")
     assert last.process.wait(60) == 0, last.log
     assert all(np.array_equal(each, rows) for each in rows_told(last))
     assert len(rows_told(last)) == 3
@@ -235,10 +219,14 @@ def test_a_replica_is_added_and_servers_are_replaced_while_all_answers_are_right
         return pod
 
     pods = {(replica, shard): start_ready(replica, shard) for replica in "ab" for shard in (1, 2)}
-    client = start_client(cluster, "cat_3", keys, 100_000)
+    client = start_program(cluster, "client", CLIENT, "cat_3", json.dumps(keys), "100_000")
     wait_until(lambda: len(rows_told(client)) > 5, 60, lambda: client.log)
 
-    text = files_of("serve")["serving.yaml"].replace("map_number: 1", "map_number: 2")
+    text = (
+        find_manifest("ConfigMap", "serve")
+        .body["data"]["serving.yaml"]
+        .replace("map_number: 1", "map_number: 2")
+    )
     for shard in (1, 2):
         last = f'"serve-b-{shard}.serve:7433"'
         text = text.replace(last, f'{last}, "serve-c-{shard}.serve:7433"')
@@ -259,7 +247,7 @@ def test_a_replica_is_added_and_servers_are_replaced_while_all_answers_are_right
     for replica in "ab":
         for shard in (1, 2):
             cluster.remove(pods[replica, shard])
-    last_client = start_client(cluster, "cat_3", keys, 3)
+    last_client = start_program(cluster, "client", CLIENT, "cat_3", json.dumps(keys), "3")
     assert last_client.process.wait(60) == 0, last_client.log
     assert all(np.array_equal(each, rows) for each in rows_told(last_client))
     assert len(rows_told(last_client)) == 3
@@ -275,6 +263,7 @@ def test_a_probe_fails_without_a_server(cluster: Cluster) -> None:
 
 # -- the parameter service ------------------------------------------------------------
 
+ADMIN = {"secretName": "parameters-tokens", "items": [{"key": "token", "path": "token"}]}
 TRAINER = """
 import json, sys
 import numpy as np
@@ -288,22 +277,6 @@ with ParameterClient.from_config("/etc/sparring/config/parameters.yaml") as clie
     answer = client.pull({"item": ids}, deadline_seconds=5)
     print(json.dumps([answer.found["item"].tolist(), answer.rows["item"].tolist()]))
 """
-
-
-def start_trainer(cluster: Cluster, does: str) -> Pod:
-    """Starts the pod of trainer.yaml with a different program; if it saves, with an admin's token."""
-    template = template_of("Job", "trainer")
-    if does == "push":
-        admin = {"secretName": "parameters-tokens", "items": [{"key": "token", "path": "token"}]}
-        volumes = [
-            {**each, "secret": admin} if each["name"] == "token" else each
-            for each in template["spec"]["volumes"]
-        ]
-        template = {**template, "spec": {**template["spec"], "volumes": volumes}}
-    (container,) = template["spec"]["containers"]
-    own = {**container, "command": ["python3", "-c", TRAINER, does], "args": [], "env": []}
-    spec = {**template["spec"], "containers": [own]}
-    return cluster.start({**template, "spec": spec}, f"trainer-{does}", "none")
 
 
 @pytest.mark.long  # test_service_demo.py has the first half without namespaces
@@ -321,7 +294,9 @@ def test_a_learning_shard_restarts_from_the_newest_snapshot_also_with_more_shard
         return cluster.start(given, f"parameters-{shard}", "parameters", labels=labels)
 
     def answer_to(does: str) -> tuple[list[bool], list[list[float]]]:
-        trainer = start_trainer(cluster, does)
+        trainer = start_program(
+            cluster, "trainer", TRAINER, does, secret=ADMIN if does == "push" else None
+        )
         assert trainer.process.wait(90) == 0, trainer.log
         found, rows = json.loads(trainer.log.splitlines()[-1])
         return found, rows
@@ -343,7 +318,11 @@ def test_a_learning_shard_restarts_from_the_newest_snapshot_also_with_more_shard
         assert pod.terminate(90) == 0, pod.log
         cluster.remove(pod)
     second = '  - ["parameters-2.parameters:7433"]\n'
-    text = files_of("parameters")["parameters.yaml"].replace("map_number: 1", "map_number: 2")
+    text = (
+        find_manifest("ConfigMap", "parameters")
+        .body["data"]["parameters.yaml"]
+        .replace("map_number: 1", "map_number: 2")
+    )
     text = text.replace(second, second + second.replace("-2", "-3"))
     cluster.apply("parameters", "parameters.yaml", text)
     for pod in [start(shard, num_shards=3) for shard in (1, 2, 3)]:
@@ -389,14 +368,9 @@ STEPS = 40
 
 def rows_of(folder: Path) -> dict[int, np.ndarray]:
     """Returns the rows of the table cat_3 in the newest snapshot of a run, which must be the last."""
-    snapshot = latest_snapshot(str(folder))
-    assert snapshot is not None
-    assert snapshot.step == STEPS
-    return {
-        key: row
-        for chunk in scan_rows(snapshot, "cat_3", range(4096))
-        for key, row in zip(chunk.keys.tolist(), chunk.rows, strict=True)
-    }
+    found = snapshot_contents(folder)
+    assert found["step"] == STEPS
+    return {key: np.frombuffer(row, np.float32) for key, (row, _) in found["cat_3"].items()}
 
 
 @pytest.mark.long

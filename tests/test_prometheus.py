@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from sparring_serve import (
     ShardReplicas,
 )
 from sparring_serve.testing import MemoryTables
+from sparring_testing.processes.waiting import free_ports, wait_until
 from sparring_train import MetricsWriter
 
 PROMETHEUS = shutil.which("prometheus")
@@ -40,17 +41,9 @@ Ask = Callable[[str], dict[tuple[str, ...], float]]
 Scrape = Callable[..., Ask]
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
 @pytest.fixture
-def scrape(tmp_path: Path) -> Iterator[Scrape]:
+def scrape(tmp_path: Path, closing: ExitStack) -> Scrape:
     """Starts a Prometheus that scrapes ports; returns a function that runs queries."""
-    started: list[subprocess.Popen[bytes]] = []
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def start(**ports: int | None) -> Ask:
@@ -58,19 +51,19 @@ def scrape(tmp_path: Path) -> Iterator[Scrape]:
             {"job_name": name, "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
             for name, port in ports.items()
         ]
-        config = tmp_path / "prometheus.yml"
+        (own,) = free_ports(1)
+        words = {
+            "config.file": tmp_path / "prometheus.yml",
+            "storage.tsdb.path": tmp_path / "data",
+            "web.listen-address": f"127.0.0.1:{own}",
+        }
         # JSON is valid YAML.
         settings = {"global": {"scrape_interval": "200ms"}, "scrape_configs": jobs}
-        config.write_text(json.dumps(settings))
-        own = free_port()
-        command = [
-            str(PROMETHEUS),
-            f"--config.file={config}",
-            f"--storage.tsdb.path={tmp_path / 'data'}",
-            f"--web.listen-address=127.0.0.1:{own}",
-        ]
-        with (tmp_path / "log").open("wb") as log:
-            started.append(subprocess.Popen(command, stdout=log, stderr=log))
+        words["config.file"].write_text(json.dumps(settings))
+        command = [str(PROMETHEUS), *(f"--{name}={value}" for name, value in words.items())]
+        log = closing.enter_context((tmp_path / "log").open("wb"))
+        process = closing.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
+        closing.callback(process.terminate)
 
         def ask(query: str) -> dict[tuple[str, ...], float]:
             url = f"http://127.0.0.1:{own}/api/v1/query?query={urllib.parse.quote(query)}"
@@ -78,29 +71,21 @@ def scrape(tmp_path: Path) -> Iterator[Scrape]:
                 with opener.open(url, timeout=20) as answer:
                     found = json.load(answer)["data"]["result"]
             except OSError:
-                assert started[-1].poll() is None, (tmp_path / "log").read_text()
+                assert process.poll() is None, (tmp_path / "log").read_text()
                 return {}
-            shown = ("__name__", "job", "instance")
+            samples = [(sorted(each["metric"].items()), each["value"][1]) for each in found]
             return {
-                tuple(
-                    each["metric"][label] for label in sorted(each["metric"]) if label not in shown
-                ): float(each["value"][1])
-                for each in found
+                tuple(text for name, text in labels if name not in HIDDEN): float(value)
+                for labels, value in samples
             }
 
         return ask
 
-    yield start
-    for each in started:
-        each.terminate()
-        each.wait(timeout=30)
+    return start
 
 
-def until(is_so: Callable[[], bool], what: str) -> None:
-    begin = time.monotonic()
-    while not is_so():
-        assert time.monotonic() - begin < 30, what
-        time.sleep(0.1)
+HIDDEN = ("__name__", "job", "instance")
+"""Labels that queries do not return."""
 
 
 def test_prometheus_scrapes_a_server_and_a_run(scrape: Scrape) -> None:
@@ -123,11 +108,13 @@ def test_prometheus_scrapes_a_server_and_a_run(scrape: Scrape) -> None:
         for step in container.after_step:
             time.sleep(0.06)
             step()
-        until(lambda: ask("sum(up)") == {(): 2.0}, "both are reached")
-        until(lambda: ask("sparring_steps_total") == {("0",): 7.0}, "steps of rank 0")
-        until(lambda: ask("sparring_tables_rows") == {("0", "item"): 3.0}, "rows of the table")
+        wait_until(lambda: ask("sum(up)") == {(): 2.0}, 30, "both are reached")
+        wait_until(lambda: ask("sparring_steps_total") == {("0",): 7.0}, 30, "steps of rank 0")
+        wait_until(
+            lambda: ask("sparring_tables_rows") == {("0", "item"): 3.0}, 30, "rows of the table"
+        )
         pulls = "sparring_serving_pulls_total"
-        until(lambda: ask(pulls) == {("OK", "item"): 5.0}, "pulls by code and table")
+        wait_until(lambda: ask(pulls) == {("OK", "item"): 5.0}, 30, "pulls by code and table")
         assert ask("sparring_serving_ids_total") == {(): 100.0}
         assert ask("sparring_serving_found_total") == {(): 50.0}
         assert ask("sparring_serving_pull_seconds_count") == {(): 5.0}

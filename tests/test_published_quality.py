@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ pytest.importorskip("sparring_packed.library", reason="sparring-packed is not in
 pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
 
 ROOT = Path(__file__).parent.parent
-DATA = Path(os.environ.get("SPARRING_TEST_DATA", ROOT.parent / "shared" / "data"))
-RATINGS = DATA / "ml-latest-small/ratings.csv"
 
 CLICKS = """
 seed: 1
@@ -54,7 +51,10 @@ def published(capsys: Printed, *arguments: str) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.parametrize("dtype", ["int4", "int8", pytest.param("fp16", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "dtype",
+    ["int4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("int8", "fp16"))],
+)
 def test_loss_of_clicks_and_bytes_stay_within_limits(
     dtype: str, trained: dict[str, str], capsys: Printed
 ) -> None:
@@ -101,14 +101,13 @@ def test_unsupported_measurements_are_rejected(trained: dict[str, str], capsys: 
     assert not Path(out).exists()
 
 
-@pytest.mark.skipif(
-    not RATINGS.exists(),
-    reason=f"{RATINGS} is not there; SPARRING_TEST_DATA names another folder",
-)
-def test_loss_of_ratings_stays_within_the_limit(tmp_path: Path, capsys: Printed) -> None:
+@pytest.mark.slow  # the ratings are a second set of data for the promise above
+def test_loss_of_ratings_stays_within_the_limit(
+    movielens: Path, tmp_path: Path, capsys: Printed
+) -> None:
     config, run = tmp_path / "run.yaml", str(tmp_path / "run")
     text = (ROOT / "configs/movielens.yaml").read_text()
-    config.write_text(text.replace("path: ratings.csv", f"path: {RATINGS}"))
+    config.write_text(text.replace("path: ratings.csv", f"path: {movielens}"))
     assert main(["train", str(config), f"snapshots.url={run}", "training.epochs=3"]) == 0
     most = MAX_LOSS["int4"]
     told = published(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,15 @@ RATIO = re.compile(r"(\d+(?:\.\d+)?)(?:\s(?:to|and)\s(\d+(?:\.\d+)?))?\s(?:x|tim
 
 
 @pytest.fixture
-def chart(monkeypatch: pytest.MonkeyPatch) -> Any:
+def chart(import_program: Any) -> Any:
     """The module that draws the chart."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    for name in [each for each in sys.modules if each.split(".")[0] == "benchmarks"]:
-        monkeypatch.delitem(sys.modules, name)
-    return importlib.import_module("benchmarks.chart")
+    return import_program("benchmarks.chart")
 
 
 @pytest.fixture
-def figures(chart: Any) -> dict[str, list[Any]]:
+def figures(chart: Any) -> Any:
     """The published figures of each benchmark."""
-    published: dict[str, list[Any]] = chart.read_published()
-    return published
+    return chart.read_published()
 
 
 def ratios_of(text: str) -> list[tuple[float, float]]:

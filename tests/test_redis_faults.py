@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from itertools import takewhile
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,17 +15,12 @@ pytestmark = pytest.mark.alone
 # A check after the fault ran out of time.
 _ENDED_HALFWAY = re.compile(r"untyped: .*, afterwards: (DeadlineError|StorageIOError)\(")
 
-ROOT = Path(__file__).resolve().parents[1]
 
-
-def test_every_fault_of_redis_keeps_all_guarantees(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_fault_of_redis_keeps_all_guarantees(import_program: Any) -> None:
     testing = pytest.importorskip("sparring_redis.testing")
     if reason := testing.redis_server_missing():
         pytest.skip(reason)
-    monkeypatch.syspath_prepend(str(ROOT))
-    faults = importlib.import_module("reliability.redis_faults")
+    faults = import_program("reliability.redis_faults")
     wrong: list[str] = []
 
     def check(deadline: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT))
-    for name in [each for each in sys.modules if each.split(".")[0] == "reliability"]:
-        monkeypatch.delitem(sys.modules, name)
-    return importlib.import_module("reliability.__main__")
+def program(import_program: Any) -> Any:
+    return import_program("reliability.__main__")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +32,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("serving_channel", 24),
         ("serving_deltas", 24),
         ("serving_filters", 30_000),
-        ("part_kills", 4),
+        pytest.param("part_kills", 4, marks=pytest.mark.slow),  # starts many processes
         pytest.param("serving_skew", 20_000, marks=pytest.mark.long),
         ("parameter_faults", 200),
         ("parameter_kills", 1),
@@ -46,7 +42,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
         pytest.param("follower_kills", 4, marks=pytest.mark.long),
         ("gate_alarms", 2000),
         pytest.param("mixed_versions", 2000, marks=pytest.mark.long),
-        ("stream_crashes", 4),
+        pytest.param("stream_crashes", 4, marks=pytest.mark.slow),
         pytest.param("stream_crashes", 300, marks=pytest.mark.long),
         pytest.param("stream_kills", 12, marks=pytest.mark.long),
         # Its restarts take minutes if other tests use the processors.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> Any:
+def program(import_program: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The program, with two stages: one that always runs, and one whose program is missing."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    found: Any = importlib.import_module("benchmarks.gpu.run_everything")
-    chosen = [
-        found.Stage("short", "nothing", ("python", "-c", "")),
-        found.Stage("much longer", "more", ("a-program-that-nobody-has",)),
-    ]
+    found = import_program("benchmarks.gpu.run_everything")
+    missing = found.Stage("much longer", "more", ("a-program-that-nobody-has",))
+    chosen = [found.Stage("short", "nothing", ("python", "-c", "")), missing]
     monkeypatch.setattr(found, "stages", lambda device: chosen)
     return found
 
@@ -150,9 +146,8 @@ def test_a_machine_without_a_driver_is_not_searched_for_a_gpu(program: Any) -> N
     assert program.find_gpu(sys.executable) == program.Found(False, gpus.reason)
 
 
-def test_files_of_all_stages_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    program: Any = importlib.import_module("benchmarks.gpu.run_everything")
+def test_files_of_all_stages_exist(import_program: Any) -> None:
+    program = import_program("benchmarks.gpu.run_everything")
     named = [
         word for stage in program.stages("cuda") for word in stage.command if word.endswith(".py")
     ]

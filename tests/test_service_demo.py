@@ -23,6 +23,7 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
     return service_demo
 
 
+@pytest.mark.slow  # trains, and starts servers three times
 @pytest.mark.alone
 def test_a_shard_that_is_killed_loses_no_push_and_trainers_wait_for_it(
     demo: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]

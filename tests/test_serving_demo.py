@@ -30,6 +30,7 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
     return serving_demo
 
 
+@pytest.mark.slow  # the tests of sparring-serve publish and serve without a training
 def test_a_training_is_served_while_it_continues(
     demo: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,12 +6,12 @@ and configurations do that.
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
-from functools import cache
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,15 @@ from typing import Any
 import pytest
 import typer
 
-from sparring.plugins.registry import make_plugin_manager
-from sparring_cli.application import make_application
 from sparring_serve.config import read_serving_config
 from sparring_train.cli.init_words import parse_words
 from sparring_train.config.reading.loader import load_config
 from sparring_train.data.table.files import is_name_of_table
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+
+from command_lines import parse_command
+from source_index import projects
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "packages/*/README.md")
@@ -79,28 +82,12 @@ def remove_redirections(words: list[str]) -> list[str]:
     ]
 
 
-@cache
-def application() -> Any:
-    return typer.main.get_command(make_application(make_plugin_manager()))
-
-
 def check_sparring(arguments: list[str]) -> None:
-    """Parses arguments with the real parser, without running the command."""
-    command, context = application(), None
-    name = "sparring"
-    try:
-        while True:
-            context = command.make_context(name, list(arguments), parent=context)
-            if not hasattr(command, "resolve_command"):
-                break
-            rest = [*context._protected_args, *context.args]
-            name, command, arguments = command.resolve_command(context, rest)
-    except typer.Exit:  # --help and --version
-        return
-    if name == "lookup":  # accepts negative ids, which look like options
-        assert not [each for each in context.params["ids"] if each.startswith("--")]
-    if name in ("train", "serve"):
-        check_keys(name, Path(context.params["config"]), context.params["overrides"] or [])
+    with suppress(typer.Exit):  # --help and --version
+        context = parse_command(arguments)
+        if context.info_name in ("train", "serve"):
+            given = context.params
+            check_keys(context.info_name, Path(given["config"]), given["overrides"] or [])
 
 
 def check_keys(command: str, config: Path, overrides: list[str]) -> None:
@@ -138,32 +125,21 @@ def check_mpiexec(arguments: list[str]) -> None:
     check(command)
 
 
+SESSIONS = "".join(
+    path.read_text() for path in (ROOT / "noxfile.py", *(ROOT / "sessions").glob("*.py"))
+)
+# The module needs nox, so it is parsed.
+EXTRAS_OF_NOX = set(eval(re.findall(r"^EXTRAS = (\{\n.*?^\})", SESSIONS, re.M | re.S)[0]))
+
+
 def check_nox(arguments: list[str]) -> None:
     option, session, *rest = arguments
     assert option == "-s"
-    assert session in definitions(), f"nox has no session {session}"
+    assert f"\ndef {session}(session: nox.Session)" in SESSIONS, f"nox has no session {session}"
     if session == "install":
         separator, folder, *extras = rest
         assert (separator, folder[0]) == ("--", "~")
-        assert set(extras) <= extras_of_nox(), extras
-
-
-@cache
-def definitions() -> dict[str, Any]:
-    """Returns the functions and constants of the noxfile and its modules, which need nox."""
-    found: dict[str, Any] = {}
-    for path in (ROOT / "noxfile.py", *(ROOT / "sessions").glob("*.py")):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef):
-                found[node.name] = node
-            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                found[node.targets[0].id] = node
-    return found
-
-
-def extras_of_nox() -> set[str]:
-    """Returns the names that `nox -s install` accepts."""
-    return set(eval(ast.unparse(definitions()["EXTRAS"].value)))
+        assert set(extras) <= EXTRAS_OF_NOX, extras
 
 
 def check_pip(arguments: list[str]) -> None:
@@ -172,24 +148,8 @@ def check_pip(arguments: list[str]) -> None:
     for word in arguments[1:]:
         match = re.fullmatch(r"(sparring[a-z-]*)(?:\[([a-z0-9,]+)\])?", word)
         if match:
-            extras = our_packages()[match[1]]
+            extras = projects()[match[1]].extras
             assert set((match[2] or "").split(",")) <= {"", *extras}, word
-
-
-@cache
-def our_packages() -> dict[str, set[str]]:
-    """Returns the extras of each of our packages, by its name."""
-    found = {}
-    for path in ROOT.glob("packages/*/pyproject.toml"):
-        text = path.read_text()
-        name = re.search(r'^name = "(.*)"', text, re.M)
-        section = re.search(
-            r"^\[project.optional-dependencies\]\n(.*?)(?:^\[|\Z)", text, re.M | re.S
-        )
-        assert name is not None
-        extras = re.findall(r"^([a-z0-9]+) = ", section[1] if section else "", re.M)
-        found[name[1]] = set(extras)
-    return found
 
 
 def check_all(code: str) -> None:
@@ -257,4 +217,4 @@ def test_the_page_on_installing_lists_all_extras() -> None:
     page = (ROOT / "docs/how-to/install.md").read_text()
     listed = re.findall(r"^\| ((?:`[a-z]+`(?:, )?)+) \| ", page, re.M)
     extras = {name for names in listed for name in re.findall(r"`([a-z]+)`", names)}
-    assert extras >= our_packages()["sparring"] >= extras_of_nox()
+    assert extras >= projects()["sparring"].extras.keys() >= EXTRAS_OF_NOX

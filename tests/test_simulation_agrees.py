@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -39,9 +37,9 @@ def even_keys(world_size: int) -> Any:
     return np.concatenate([keys[order[at : at + count]] for at in offsets[:-1]])
 
 
-def measured(world_size: int, schedule: str, slower: int) -> tuple[float, int]:
-    shaped_links = importlib.import_module("benchmarks.shaped_links")
-    exchanges = importlib.import_module("benchmarks.sequential").EXCHANGES
+def measured(import_program: Any, world_size: int, schedule: str, slower: int) -> tuple[float, int]:
+    shaped_links = import_program("benchmarks.shaped_links")
+    exchanges = import_program("benchmarks.sequential").EXCHANGES
     table = TableConfig("item", DIM)
     group = shaped_links.ShapedGroup(world_size, BYTES_PER_SECOND / slower, LATENCY * slower)
     keys = even_keys(world_size)
@@ -69,17 +67,14 @@ def measured(world_size: int, schedule: str, slower: int) -> tuple[float, int]:
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("schedule", ["ring", "sequential"])
 def test_a_prediction_equals_the_time_of_modelled_links(
-    world_size: int, schedule: str, monkeypatch: pytest.MonkeyPatch
+    world_size: int, schedule: str, import_program: Any
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    for name in [each for each in sys.modules if each.split(".")[0] == "benchmarks"]:
-        monkeypatch.delitem(sys.modules, name)
     workload = Workload(NUM_KEYS, 1.0, DIM, chunk_rows=CHUNK_ROWS)
     for slower in SLOWER:
         network = Network(LATENCY * slower, BYTES_PER_SECOND / slower, 0.0)
         compute = Compute(FIND * slower, 0.0, 0.0)
         predicted = simulate(SimulatedSchedule(schedule), world_size, network, compute, workload)
-        seconds, wire_bytes = measured(world_size, schedule, slower)
+        seconds, wire_bytes = measured(import_program, world_size, schedule, slower)
         ratio = seconds / predicted.seconds
         if ratio <= MOST:
             break

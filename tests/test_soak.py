@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -20,12 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
-def soak(monkeypatch: pytest.MonkeyPatch) -> Any:
+def soak(import_program: Any) -> Any:
     """Returns a function that imports a module of the folder ``soak``."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    for name in [each for each in sys.modules if each.split(".")[0] in ("soak", "reliability")]:
-        monkeypatch.delitem(sys.modules, name)
-    return lambda name: importlib.import_module(f"soak.{name}")
+    return lambda name: import_program(f"soak.{name}")
 
 
 def _life(soak: Any, pid: int, growth: float, *, begin: int = 0, descriptors: int = 0) -> list[Any]:

@@ -159,7 +159,7 @@ def run(stage: Stage, log: IO[Any] | None, end: float) -> Result:
 
 
 def print_stacks(pid: int, log: IO[Any] | None) -> None:
-    """Prints the command of each process of a stage, and the stacks of those of Python."""
+    """Prints the command of each process of a stage, and the stacks of processes of Python."""
     for process in tree(pid):
         try:
             name, words = process.name(), process.cmdline()

@@ -120,7 +120,11 @@ def set_schedule(device: str, seed: int, num_threads: int = 2) -> None:
         import_module("sparring_hkv._emulated").set_schedule(seed=seed, num_threads=num_threads)
 
 
-DEVICES = [("emulated", 0), ("emulated", 1), ("emulated by torch", 7)]
+DEVICES: list[Any] = [
+    pytest.param(("emulated", 0), marks=pytest.mark.slow),  # lanes in their order
+    ("emulated", 1),
+    pytest.param(("emulated by torch", 7), marks=pytest.mark.slow),
+]
 if not get_test_device().startswith("emulated"):
     DEVICES.append((get_test_device(), 0))
 

@@ -23,6 +23,7 @@ _CAPACITIES = {"lru": 960}
 class TestHkv(StorageTests):
     """The defaults: a table that grows and keeps no scores."""
 
+    repeats_are_slow = True
     bounded_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         policy: {"capacity": _CAPACITIES.get(policy, 480), "policy": policy} for policy in POLICIES
     }
@@ -42,6 +43,7 @@ class TestHkv(StorageTests):
 class TestHkvWithScores(StorageTests):
     """A table that grows and keeps the caller's scores; bounds are in bytes."""
 
+    repeats_are_slow = True
     bounded_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         policy: {"memory_bytes": 60_000, "policy": policy} for policy in POLICIES
     }

@@ -36,11 +36,13 @@ class DeviceTests(StorageTests):
     """Runs the kit without the tests for which an emulator is too slow."""
 
     __test__ = False
+    repeats_are_slow = DEVICE == "emulated"
 
     @pytest.fixture
     def estimate(self) -> Any:
         return lambda storage, rows: estimate_hkv_bytes(storage.table, storage.options, rows)
 
+    @pytest.mark.slow
     @overrides_kit(reason="on the emulator a call of a million rows takes half a minute")
     def test_call_of_a_million_rows(
         self, new_storage: Callable[..., Storage], rng: np.random.Generator
@@ -72,6 +74,8 @@ class TestHkvOnADevice(DeviceTests):
         return make
 
 
+# The emulator is slow, and the tests above run the same kernels.
+@pytest.mark.slow
 class TestHkvOnADeviceWithScores(DeviceTests):
     """A table that grows and keeps the caller's scores.
 

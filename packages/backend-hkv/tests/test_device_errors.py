@@ -88,14 +88,6 @@ CALLS: tuple[Callable[[Opened], object], ...] = (
 NAMES = ["find", "pool", "upsert", "update"]
 
 
-def _failure_of(call: Callable[[Opened], object], opened: Opened) -> Any:
-    try:
-        call(opened)
-    except DeviceMemoryError as error:
-        return error
-    return None
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("call", CALLS[1:], ids=NAMES[1:])
 def test_out_of_device_memory_changes_nothing_and_reports_the_amount(
@@ -106,9 +98,11 @@ def test_out_of_device_memory_changes_nothing_and_reports_the_amount(
         opened = Opened(dtype)
         before = opened.find()
         opened.device.fail_from(num_failed)
-        failure = _failure_of(call, opened)
-        if failure is None:
+        try:
+            call(opened)
             break
+        except DeviceMemoryError as error:
+            failure = error
         assert failure.asked_bytes > failure.free_bytes == 0
         assert isinstance(failure, MemoryError)
         opened.device.fail_from(-1)

@@ -19,13 +19,6 @@ from sparring_hkv.options import HkvOptions
 TABLE = TableConfig("table", 4)
 
 
-def need_emulator() -> Any:
-    return pytest.importorskip(
-        "sparring_hkv._emulated",
-        reason="sparring-hkv was built without the emulator (-DSPARRING_HKV_EMULATED=ON)",
-    )
-
-
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", "cpu:0", ""])
 def test_devices_that_do_not_exist_are_rejected(device: str) -> None:
     with pytest.raises(InvalidArgumentError, match="device"):
@@ -63,8 +56,7 @@ def test_the_module_of_gpus_imports_without_a_driver() -> None:
     assert reason is None or reason.startswith("no GPU: ")
 
 
-def test_a_table_that_does_not_fit_reports_requested_and_free_bytes() -> None:
-    emulated = need_emulator()
+def test_a_table_that_does_not_fit_reports_requested_and_free_bytes(emulated: Any) -> None:
     device = emulated.Device(0, 100_000)
     with pytest.raises(DeviceMemoryError) as raised:
         emulated.create_table(
@@ -79,8 +71,8 @@ def test_a_table_that_does_not_fit_reports_requested_and_free_bytes() -> None:
     assert raised.value.asked_bytes > raised.value.free_bytes
 
 
+@pytest.mark.usefixtures("emulated")
 def test_full_tables_of_a_device_evict_within_their_buckets() -> None:
-    need_emulator()
     storage = HkvStorage(TABLE, HkvOptions(device="emulated", capacity=100, policy="lru"))
     for key in range(100):
         storage.upsert([key], np.full((1, 4), key, np.float32))
@@ -90,8 +82,8 @@ def test_full_tables_of_a_device_evict_within_their_buckets() -> None:
     assert evicted.rows[:, 0].tolist() == [2, 3]
 
 
+@pytest.mark.usefixtures("emulated")
 def test_arrays_of_the_device_are_found_and_upserted() -> None:
-    need_emulator()
     storage = HkvStorage(TABLE, HkvOptions(device="emulated"))
     calls = DeviceCalls(storage)
     keys = np.array([5, -1, 7])

@@ -20,6 +20,7 @@ from sparring_hkv.backend import HkvStorage
 from sparring_hkv.devices import open_device
 from sparring_hkv.options import HkvOptions
 from sparring_testing.devices import get_test_device
+from sparring_testing.processes.table_steps import read_chunks
 
 DEVICE = get_test_device()
 NUM_OPERATIONS = int(os.environ.get("SPARRING_OPERATIONS", "300"))
@@ -34,14 +35,6 @@ except DeviceError as error:
 def draw_keys(rng: np.random.Generator) -> np.ndarray:
     drawn = rng.integers(-2000, 2000, rng.integers(0, 200)) * 0x1234567
     return rng.permutation(np.union1d(drawn, rng.choice(EXTREMES, rng.integers(0, 3))))
-
-
-def contents(storage: HkvStorage) -> dict[int, tuple[bytes, int]]:
-    return {
-        int(key): (row.tobytes(), int(score))
-        for chunk in storage.scan(777)
-        for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
-    }
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -74,8 +67,8 @@ def test_the_same_calls_give_the_same_tables(policy: str, dtype: str) -> None:
             assert np.array_equal(expected_left.keys, left.keys)
             assert expected_left.rows.tobytes() == left.rows.tobytes()
         if turn % 50 == 49:
-            assert contents(cpu) == contents(device)
-    assert contents(cpu) == contents(device)
+            assert read_chunks(cpu.scan(777)) == read_chunks(device.scan(777))
+    assert read_chunks(cpu.scan(777)) == read_chunks(device.scan(777))
 
 
 class Pair:
@@ -152,6 +145,8 @@ def test_calls_with_arrays_of_the_device_give_the_same_table(named_kernels: Any)
         else:
             pair.erase(keys)
         if turn % 1000 == 999:
-            assert contents(pair.storages[0]) == contents(pair.storages[1])
-    assert contents(pair.storages[0]) == contents(pair.storages[1])
+            assert read_chunks(pair.storages[0].scan(777)) == read_chunks(
+                pair.storages[1].scan(777)
+            )
+    assert read_chunks(pair.storages[0].scan(777)) == read_chunks(pair.storages[1].scan(777))
     assert pair.storages[0].size > 0

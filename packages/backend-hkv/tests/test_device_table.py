@@ -36,12 +36,6 @@ def _opened(
     )
 
 
-def _batch(generator: np.random.Generator, step: int) -> tuple[Any, Any, Any]:
-    ids = generator.zipf(1.2, 400) % 1000 - 30 * step
-    offsets = np.concatenate([[0], np.sort(generator.integers(0, 401, 99)), [400]])
-    return ids, offsets, generator.normal(size=400)
-
-
 SHORT = {("float32", 12), ("float32", 63), ("float64", 5), ("bfloat16", 63)}
 
 
@@ -67,8 +61,9 @@ def test_training_on_a_device_gives_the_rows_of_the_cpu(
     state = METHOD.initial_state(table.dim, HYPER, table.computing_dtype)
     for step in range(1, 6):
         shuffle(step)
-        ids, offsets, weights = _batch(generator, step)
-        weights = weights.astype(table.computing_dtype)
+        ids = generator.zipf(1.2, 400) % 1000 - 30 * step
+        offsets = np.concatenate([[0], np.sort(generator.integers(0, 401, 99)), [400]])
+        weights = generator.normal(size=400).astype(table.computing_dtype)
         bags = device.pool_storage(on_device, table, ids, offsets, mode=mode, weights=weights)
         expected = cpu.pool_storage(on_cpu, table, ids, offsets, mode=mode, weights=weights)
         assert bags.tobytes() == expected.tobytes()

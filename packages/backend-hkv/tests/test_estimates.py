@@ -45,9 +45,14 @@ def test_estimate_depends_on_the_options(dim: int, options: dict[str, Any]) -> N
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"capacity": 30_000, "policy": "lru"}, {"memory_bytes": "8 MiB"},
-     {"device_memory_bytes": "2 MiB"}],
-)  # fmt: skip
+    [
+        {"capacity": 30_000, "policy": "lru"},
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ({}, {"memory_bytes": "8 MiB"}, {"device_memory_bytes": "2 MiB"})
+        ),
+    ],
+)
 def test_estimate_of_a_device_depends_on_the_options(options: dict[str, Any]) -> None:
     try:
         open_device("emulated", 0)

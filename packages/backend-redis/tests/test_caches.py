@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from sparring.contracts import TableConfig
 from sparring.errors import DeadlineError, InvalidArgumentError, StorageIOError
 from sparring_redis.testing.cluster import RedisCluster
 from sparring_redis.testing.server import RedisServer
+from sparring_testing.processes.waiting import wait_until
 from sparring_tiered import CachedStorage, ChangePublisher
 
 TABLE = TableConfig("item", 4, state_width=4, state_method="adagrad")
@@ -48,29 +48,16 @@ class Trainer:
 
 
 def open_reader(options: dict[str, Any], **refresh: Any) -> CachedStorage:
-    tiers = [
-        {"backend": "memory", "budget_bytes": "64 KiB"},
-        {"backend": "memory", "budget_bytes": "1 MiB"},
-        {"backend": "redis", "options": options},
-    ]
-    opened = open_storage(
-        "tiered",
-        TableConfig("item", 4),
-        tiers=tiers,
-        refresh={"poll_seconds": 0.05, "drop_seconds": 0.2, **refresh},
-    )
+    sizes = ("64 KiB", "1 MiB")
+    tiers = [{"backend": "memory", "budget_bytes": size} for size in sizes]
+    tiers.append({"backend": "redis", "options": options})
+    refresh = {"poll_seconds": 0.05, "drop_seconds": 0.2, **refresh}
+    opened = open_storage("tiered", TableConfig("item", 4), tiers=tiers, refresh=refresh)
     assert isinstance(opened, CachedStorage)
     return opened
 
 
-def wait_for(is_so: Callable[[], bool], seconds: float = 15.0) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-@pytest.mark.parametrize("kind", ["server", "cluster"])
+@pytest.mark.parametrize("kind", ["redis_server", "redis_cluster"])
 def test_served_rows_follow_training(
     kind: str, request: pytest.FixtureRequest, new_prefix: Callable[[], str]
 ) -> None:
@@ -84,7 +71,7 @@ def test_served_rows_follow_training(
         for version in range(2, 12):
             trainer.write(KEYS[::10], version)
             trainer.publish()
-            wait_for(lambda: reader.counters().step == trainer.step)
+            wait_until(lambda: reader.counters().step == trainer.step)
             found = reader.find(KEYS).rows
             assert (found[::10] == version).all()
             assert (found[1::10] == 1).all()
@@ -95,41 +82,43 @@ def test_served_rows_follow_training(
 
 
 def test_a_redis_that_lost_its_memory_returns(
-    own_server: RedisServer,
+    own_redis_server: RedisServer,
 ) -> None:
-    options = {"url": own_server.url, "deadline_seconds": 0.5}
+    options = {"url": own_redis_server.url, "deadline_seconds": 0.5}
     trainer = Trainer(options)
     trainer.write(KEYS, 1)
     trainer.publish()
     with open_reader(options) as reader:
         cached = KEYS[:1_500]
         reader.find(cached)
-        own_server.kill()
+        own_redis_server.kill()
         assert (reader.find(cached).rows == 1).all()
         with pytest.raises((DeadlineError, StorageIOError)):
             reader.find(KEYS)
-        wait_for(lambda: reader.counters().failed_polls > 0)
+        wait_until(lambda: reader.counters().failed_polls > 0)
         trainer.close()
-        own_server.start()
+        own_redis_server.start()
         again = Trainer(options)
         again.write(KEYS, 2)
         again.publish()
-        wait_for(lambda: bool((reader.find(cached).rows == 2).all()))
+        wait_until(lambda: bool((reader.find(cached).rows == 2).all()))
         assert reader.counters().missed_notes >= 1
         again.close()
 
 
-def test_a_missing_table_is_rejected(server: RedisServer, new_prefix: Callable[[], str]) -> None:
-    options = {"url": server.url, "prefix": new_prefix()}
+def test_a_missing_table_is_rejected(
+    redis_server: RedisServer, new_prefix: Callable[[], str]
+) -> None:
+    options = {"url": redis_server.url, "prefix": new_prefix()}
     with pytest.raises(InvalidArgumentError, match="'redis' has no rows of it"):
         open_reader(options)
-    assert server.ask("KEYS", f"{options['prefix']}*") == []  # nothing was created
+    assert redis_server.ask("KEYS", f"{options['prefix']}*") == []  # nothing was created
 
 
 def test_rows_without_notes_are_rejected(
-    server: RedisServer, new_prefix: Callable[[], str]
+    redis_server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
-    options = {"url": server.url, "prefix": new_prefix()}
+    options = {"url": redis_server.url, "prefix": new_prefix()}
     with open_storage("redis", TABLE, **options) as storage:
         storage.upsert(KEYS, rows(1))
     with pytest.raises(InvalidArgumentError, match="a section change_notes"):
@@ -144,10 +133,10 @@ def test_options_of_writers_are_rejected(name: str) -> None:
 
 
 def test_a_table_on_a_device_and_one_in_memory_before_redis(
-    table_device: str, server: RedisServer, new_prefix: Callable[[], str]
+    table_device: str, redis_server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
     pytest.importorskip("sparring_hkv", reason="needs sparring-hkv")
-    options = {"url": server.url, "prefix": new_prefix()}
+    options = {"url": redis_server.url, "prefix": new_prefix()}
     trainer = Trainer(options)
     trainer.write(KEYS, 1)
     trainer.publish()

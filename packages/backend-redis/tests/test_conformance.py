@@ -43,13 +43,14 @@ class TestStandalone(_OnRedis):
     """One server."""
 
     @pytest.fixture
-    def url(self, server: RedisServer) -> str:
-        return server.url
+    def url(self, redis_server: RedisServer) -> str:
+        return redis_server.url
 
 
+@pytest.mark.slow  # test_shards.py and test_caches.py use a cluster in short runs
 class TestCluster(_OnRedis):
     """Three masters."""
 
     @pytest.fixture
-    def url(self, cluster: RedisCluster) -> str:
-        return cluster.url
+    def url(self, redis_cluster: RedisCluster) -> str:
+        return redis_cluster.url

@@ -21,21 +21,21 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-lfu", "allkeys-random"])
-def test_a_server_that_removes_rows_is_rejected(own_server: RedisServer, policy: str) -> None:
-    own_server.ask("CONFIG", "SET", "maxmemory-policy", policy)
+def test_a_server_that_removes_rows_is_rejected(own_redis_server: RedisServer, policy: str) -> None:
+    own_redis_server.ask("CONFIG", "SET", "maxmemory-policy", policy)
     with pytest.raises(InvalidArgumentError, match=rf"'{policy}'.*noeviction.*allow_eviction"):
-        open_storage("redis", TABLE, url=own_server.url)
-    assert own_server.ask("KEYS", "*") == [], "nothing was written there"
-    with open_storage("redis", TABLE, url=own_server.url, allow_eviction=True) as storage:
+        open_storage("redis", TABLE, url=own_redis_server.url)
+    assert own_redis_server.ask("KEYS", "*") == [], "nothing was written there"
+    with open_storage("redis", TABLE, url=own_redis_server.url, allow_eviction=True) as storage:
         assert storage.size == 0
 
 
 @pytest.mark.parametrize("policy", ["noeviction", "volatile-lru", "volatile-ttl"])
-def test_a_full_server_loses_no_row(own_server: RedisServer, policy: str) -> None:
-    own_server.ask("CONFIG", "SET", "maxmemory-policy", policy)
-    own_server.ask("CONFIG", "SET", "maxmemory", "6mb")
+def test_a_full_server_loses_no_row(own_redis_server: RedisServer, policy: str) -> None:
+    own_redis_server.ask("CONFIG", "SET", "maxmemory-policy", policy)
+    own_redis_server.ask("CONFIG", "SET", "maxmemory", "6mb")
     written: list[np.ndarray] = []
-    with open_storage("redis", TABLE, url=own_server.url) as storage:
+    with open_storage("redis", TABLE, url=own_redis_server.url) as storage:
         with pytest.raises(StorageIOError, match="maxmemory"):
             _fill(storage, written)
         assert written
@@ -74,15 +74,15 @@ def test_a_node_without_info_permission_does_not_hide_the_others() -> None:
 
 
 def test_a_user_without_info_permission_continues_with_a_warning(
-    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    own_redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own_server.ask("ACL", "SETUSER", "trainer", "on", ">hunter2", "~*", "+@all", "-info")
+    own_redis_server.ask("ACL", "SETUSER", "trainer", "on", ">hunter2", "~*", "+@all", "-info")
     monkeypatch.setenv("FILMS_PASSWORD", "hunter2")
     with caplog.at_level(logging.WARNING):
         open_storage(
             "redis",
             TABLE,
-            url=own_server.url,
+            url=own_redis_server.url,
             username="trainer",
             password_environment="FILMS_PASSWORD",
         ).close()

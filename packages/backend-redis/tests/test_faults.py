@@ -44,8 +44,8 @@ def opened(url: str, prefix: str, deadline_seconds: float = 60.0) -> Storage:
 
 
 @pytest.fixture
-def proxy(server: RedisServer) -> Iterator[FaultProxy]:
-    with FaultProxy(server.port) as started:
+def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
+    with FaultProxy(redis_server.port) as started:
         yield started
 
 
@@ -57,9 +57,9 @@ def storage(proxy: FaultProxy, new_prefix: Callable[[], str]) -> Iterator[Storag
         yield made
 
 
-def test_closed_and_refused_connections_leave_no_memory(own_server: RedisServer) -> None:
+def test_closed_and_refused_connections_leave_no_memory(own_redis_server: RedisServer) -> None:
     """A process with many objects collects cycles rarely."""
-    address, deadline = Address("127.0.0.1", own_server.port), Deadline(60.0)
+    address, deadline = Address("127.0.0.1", own_redis_server.port), Deadline(60.0)
     RedisConnection(address, Access(), deadline).close()
     gc.collect()
     gc.disable()
@@ -67,7 +67,7 @@ def test_closed_and_refused_connections_leave_no_memory(own_server: RedisServer)
     try:
         for _ in range(20):
             RedisConnection(address, Access(), deadline).close()
-        own_server.kill()
+        own_redis_server.kill()
         for _ in range(20):
             with pytest.raises(RedisError):
                 RedisConnection(address, Access(), deadline)
@@ -179,12 +179,12 @@ def test_a_delayed_write_does_not_overwrite_a_newer_one(
 
 
 def test_a_stopped_server_is_awaited_until_the_deadline(
-    own_server: RedisServer, new_prefix: Callable[[], str]
+    own_redis_server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
     def check(deadline: float) -> None:
-        with opened(own_server.url, new_prefix(), deadline) as storage:
+        with opened(own_redis_server.url, new_prefix(), deadline) as storage:
             storage.upsert(KEYS, rows_of(1))
-            own_server.signal(signal.SIGSTOP)
+            own_redis_server.signal(signal.SIGSTOP)
             try:
                 start = time.monotonic()
                 said = rf"find of table 'films'.*within {deadline:g} s"
@@ -192,20 +192,22 @@ def test_a_stopped_server_is_awaited_until_the_deadline(
                     storage.find(KEYS)
                 assert deadline <= time.monotonic() - start < (1 + SLACK) * deadline
             finally:
-                own_server.signal(signal.SIGCONT)
+                own_redis_server.signal(signal.SIGCONT)
             assert (storage.find(KEYS).rows == 1).all()
 
     check_with_deadlines(check, DEADLINES)
 
 
-def test_a_missing_server_is_named(own_server: RedisServer, new_prefix: Callable[[], str]) -> None:
-    named = rf"127\.0\.0\.1:{own_server.port}.*server"
+def test_a_missing_server_is_named(
+    own_redis_server: RedisServer, new_prefix: Callable[[], str]
+) -> None:
+    named = rf"127\.0\.0\.1:{own_redis_server.port}.*server"
 
     def check(deadline: float) -> None:
-        own_server.kill()
-        own_server.start()
-        with opened(own_server.url, new_prefix(), deadline) as storage:
-            own_server.kill()
+        own_redis_server.kill()
+        own_redis_server.start()
+        with opened(own_redis_server.url, new_prefix(), deadline) as storage:
+            own_redis_server.kill()
             start = time.monotonic()
             with pytest.raises((StorageIOError, DeadlineError), match=named):
                 storage.find(KEYS)
@@ -213,7 +215,7 @@ def test_a_missing_server_is_named(own_server: RedisServer, new_prefix: Callable
             with pytest.raises(StorageIOError, match="cannot be reached"):
                 storage.size  # noqa: B018 - reading it asks the server
         with pytest.raises(StorageIOError, match="cannot be reached"):
-            opened(own_server.url, "any", deadline)
+            opened(own_redis_server.url, "any", deadline)
 
     check_with_deadlines(check, DEADLINES)
 
@@ -239,11 +241,11 @@ def test_an_upsert_that_one_node_rejects_raises_and_succeeds_when_repeated(
 
 
 def test_an_idle_connection_that_the_server_closed_costs_nothing(
-    server: RedisServer, new_prefix: Callable[[], str]
+    redis_server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
-    with opened(server.url, new_prefix()) as storage:
+    with opened(redis_server.url, new_prefix()) as storage:
         storage.upsert(KEYS, rows_of(1))
-        server.ask("CLIENT", "KILL", "TYPE", "normal")
+        redis_server.ask("CLIENT", "KILL", "TYPE", "normal")
         # Also calls that must not be sent twice.
         assert storage.erase(KEYS) == len(KEYS)
 
@@ -253,28 +255,28 @@ def _find_all(storage: Storage, answer: multiprocessing.queues.Queue[bool]) -> N
 
 
 def test_a_forked_process_has_separate_connections(
-    server: RedisServer, new_prefix: Callable[[], str]
+    redis_server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
     context = multiprocessing.get_context("fork")
-    with opened(server.url, new_prefix()) as storage:
+    with opened(redis_server.url, new_prefix()) as storage:
         storage.upsert(KEYS, rows_of(1))
-        before = _num_connections(server)
+        before = _num_connections(redis_server)
         answer = context.Queue()
         child = context.Process(target=_find_all, args=(storage, answer), daemon=True)
         child.start()
         assert answer.get(timeout=30)
         child.join()
         # One for the child, and one to query the list.
-        assert _num_connections(server) == before + 2
+        assert _num_connections(redis_server) == before + 2
         assert (storage.find(KEYS).rows == 1).all()
-        assert _num_connections(server) == before + 3
+        assert _num_connections(redis_server) == before + 3
 
 
-def _num_connections(server: RedisServer) -> int:
+def _num_connections(redis_server: RedisServer) -> int:
     """How many the server has accepted so far."""
     (line,) = [
         each
-        for each in server.ask("INFO", "stats").splitlines()
+        for each in redis_server.ask("INFO", "stats").splitlines()
         if each.startswith(b"total_connections_received:")
     ]
     return int(line.partition(b":")[2])

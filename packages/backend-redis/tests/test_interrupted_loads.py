@@ -12,14 +12,14 @@ from sparring_redis.testing.server import RedisServer
 from sparring_testing.faults.interrupted_load import check_interrupted_load
 
 
-def test_a_killed_load_is_reported(server: RedisServer, tmp_path: Path) -> None:
-    options = {"url": server.url, "prefix": "interrupted"}
+def test_a_killed_load_is_reported(redis_server: RedisServer, tmp_path: Path) -> None:
+    options = {"url": redis_server.url, "prefix": "interrupted"}
     check_interrupted_load("redis", options, str(tmp_path / "snapshot"))
 
 
-def test_existing_rows_are_read_before_an_optimizer_is_known(server: RedisServer) -> None:
+def test_existing_rows_are_read_before_an_optimizer_is_known(redis_server: RedisServer) -> None:
     table = TableConfig("item", 4)
-    options = {"url": server.url, "prefix": "found"}
+    options = {"url": redis_server.url, "prefix": "found"}
     keys = np.arange(100)
     with StepContainer() as container:
         container.declare(table, StorageChoice("redis", options))

@@ -25,8 +25,10 @@ TABLE = TableConfig("table", 4)
 SECRET = "hunter2-hunter2"
 
 
-def test_plugin_is_found_by_its_name(server: RedisServer, new_prefix: Any) -> None:
-    with sparring.open_storage("redis", TABLE, url=server.url, prefix=new_prefix()) as storage:
+def test_plugin_is_found_by_its_name(redis_server: RedisServer, new_prefix: Any) -> None:
+    with sparring.open_storage(
+        "redis", TABLE, url=redis_server.url, prefix=new_prefix()
+    ) as storage:
         assert isinstance(storage, RedisStorage)
 
 

@@ -138,11 +138,11 @@ def test_an_untrusted_certificate_is_reported_at_once(
 
 
 def test_features_that_the_server_does_not_support_are_reported_at_once(
-    own_server: RedisServer,
+    own_redis_server: RedisServer,
 ) -> None:
-    where = f"127.0.0.1:{own_server.port}"
+    where = f"127.0.0.1:{own_redis_server.port}"
     with refused_at_once(StorageIOError, rf"Redis at {where} replied.*DB index"):
-        check(url=f"{own_server.url}/99")
+        check(url=f"{own_redis_server.url}/99")
     with refused_at_once(StorageIOError, rf"{where} replied.*cluster support.*node of a cluster"):
         check(url=f"redis+cluster://{where}")
     with refused_at_once(
@@ -179,8 +179,10 @@ def test_one_sentinel_that_rejects_does_not_hide_another_that_answers() -> None:
         check(url=f"redis+sentinel://{hosts}/{watched.service}")
 
 
-def test_one_sentinel_that_rejects_is_named_if_the_other_is_silent(own_server: RedisServer) -> None:
+def test_one_sentinel_that_rejects_is_named_if_the_other_is_silent(
+    own_redis_server: RedisServer,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{own_server.port}"
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{own_redis_server.port}"
         with pytest.raises(StorageIOError, match=r"Timeout.*sentinel at .*SENTINEL"):
             open_storage("redis", TABLE, url=f"redis+sentinel://{hosts}/films", deadline_seconds=1)

@@ -28,19 +28,19 @@ _LAUNCHERS = ("RANK", "WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RAN
 
 
 @pytest.fixture
-def meet(server: RedisServer, new_prefix: Callable[[], str]) -> Any:
+def meet(redis_server: RedisServer, new_prefix: Callable[[], str]) -> Any:
     prefix = new_prefix()
 
     def join(**options: Any) -> RedisRendezvous:
-        given = {"url": server.url, "prefix": prefix, **options}
+        given = {"url": redis_server.url, "prefix": prefix, **options}
         return RedisRendezvous(RedisRendezvousOptions(**given))
 
     return join
 
 
-def test_it_is_found_by_its_name(server: RedisServer, new_prefix: Callable[[], str]) -> None:
+def test_it_is_found_by_its_name(redis_server: RedisServer, new_prefix: Callable[[], str]) -> None:
     descriptor = make_plugin_manager().rendezvous("redis")
-    options = {"url": server.url, "prefix": new_prefix(), "world_size": 1}
+    options = {"url": redis_server.url, "prefix": new_prefix(), "world_size": 1}
     met = descriptor.factory(validate_options("rendezvous", descriptor, options))
     assert isinstance(met, Rendezvous)
     assert met.membership() == Membership(rank=0, world_size=1)
@@ -127,7 +127,7 @@ print(met.get("address", 60.0).decode())
 
 
 def test_restarted_ranks_ignore_what_ended_ranks_left_in_redis(
-    server: RedisServer, new_prefix: Callable[[], str]
+    redis_server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
     """The agent of rank 0 has started its rank again; that of rank 1 has joined, and counts from 0."""
     prefix = new_prefix()
@@ -137,7 +137,7 @@ def test_restarted_ranks_ignore_what_ended_ranks_left_in_redis(
         given = {"RANK": rank, "WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "x"}
         counted = {"TORCHELASTIC_RESTART_COUNT": number if rank == 0 else 0}
         environment = {**os.environ, **{k: str(v) for k, v in (given | counted).items()}}
-        command = [sys.executable, "-c", _START, server.url, prefix, str(number)]
+        command = [sys.executable, "-c", _START, redis_server.url, prefix, str(number)]
         done = subprocess.run(
             command, env=environment, check=True, capture_output=True, timeout=120
         )
@@ -181,41 +181,45 @@ def test_get_waits_until_its_deadline(meet: Any) -> None:
     check_with_deadlines(check, (0.2, 3.0))
 
 
-def test_values_expire_in_redis(meet: Any, server: RedisServer) -> None:
+def test_values_expire_in_redis(meet: Any, redis_server: RedisServer) -> None:
     met = meet(world_size=1, time_to_live_seconds=100, job="forgotten")
     met.set("run", b"abc")
-    names = server.ask("KEYS", "*{meeting:forgotten}*")
+    names = redis_server.ask("KEYS", "*{meeting:forgotten}*")
     assert len(names) == 2
-    assert all(0 < server.ask("TTL", name) <= 100 for name in names)
+    assert all(0 < redis_server.ask("TTL", name) <= 100 for name in names)
 
 
-def test_it_meets_in_a_cluster_too(cluster: RedisCluster, new_prefix: Callable[[], str]) -> None:
+def test_it_meets_in_a_cluster_too(
+    redis_cluster: RedisCluster, new_prefix: Callable[[], str]
+) -> None:
     met = RedisRendezvous(
-        RedisRendezvousOptions(url=cluster.url, prefix=new_prefix(), world_size=1)
+        RedisRendezvousOptions(url=redis_cluster.url, prefix=new_prefix(), world_size=1)
     )
     met.set("run", b"abc")
     assert met.get("run", 1.0) == b"abc"
 
 
 def test_a_seat_is_taken_once_if_its_reply_is_lost(
-    server: RedisServer, new_prefix: Callable[[], str]
+    redis_server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
-    with FaultProxy(server.port) as proxy:
+    with FaultProxy(redis_server.port) as proxy:
         proxy.arm(Fault(cut_reply_at=300), num_connections=1)
         options = RedisRendezvousOptions(url=proxy.url, prefix=new_prefix(), world_size=1)
         assert RedisRendezvous(options).membership().rank == 0
 
 
 def test_a_stopped_redis_is_awaited_until_the_deadline(
-    own_server: RedisServer,
+    own_redis_server: RedisServer,
 ) -> None:
     def check(deadline: float) -> None:
-        own_server.kill()
-        own_server.start()
+        own_redis_server.kill()
+        own_redis_server.start()
         met = RedisRendezvous(
-            RedisRendezvousOptions(url=own_server.url, world_size=1, deadline_seconds=deadline)
+            RedisRendezvousOptions(
+                url=own_redis_server.url, world_size=1, deadline_seconds=deadline
+            )
         )
-        own_server.kill()
+        own_redis_server.kill()
         start = time.monotonic()
         with pytest.raises(SparringError, match=r"127\.0\.0\.1"):
             met.set("run", b"abc")

@@ -20,9 +20,9 @@ DEADLINE_SECONDS = 2.0
 
 
 def test_a_save_that_loses_its_server_fails_within_the_deadline(
-    own_server: RedisServer, tmp_path: Path
+    own_redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    redis = {"url": own_server.url, "deadline_seconds": DEADLINE_SECONDS}
+    redis = {"url": own_redis_server.url, "deadline_seconds": DEADLINE_SECONDS}
     first = {"backend": "memory", "options": {"capacity": 1000, "policy": "lru"}}
     tiers = [first, {"backend": "redis", "options": redis}]
     container = StepContainer()
@@ -32,7 +32,7 @@ def test_a_save_that_loses_its_server_fails_within_the_deadline(
     container.save(str(tmp_path / "one"))
     storage.flush()
     task = container.save(str(tmp_path / "two"), blocking=False)
-    own_server.kill()
+    own_redis_server.kill()
     begin = time.monotonic()
     container.saves.join()
     assert time.monotonic() - begin < DEADLINE_SECONDS + 10

@@ -46,9 +46,9 @@ def check(**options: Any) -> None:
         assert storage.size == len(KEYS)
 
 
-def test_a_unix_socket(own_server: RedisServer) -> None:
-    check(unix_socket=own_server.unix_socket, database=3)
-    assert own_server.ask("INFO", "keyspace").count(b"db3:") == 1
+def test_a_unix_socket(own_redis_server: RedisServer) -> None:
+    check(unix_socket=own_redis_server.unix_socket, database=3)
+    assert own_redis_server.ask("INFO", "keyspace").count(b"db3:") == 1
 
 
 def test_an_encrypted_server_whose_certificate_is_trusted(tmp_path: Path) -> None:
@@ -88,10 +88,10 @@ def permissions(user: str) -> list[str]:
     return rules.split()[5:]
 
 
-def guard(server: RedisServer, user: str, rules: list[str]) -> None:
+def guard(redis_server: RedisServer, user: str, rules: list[str]) -> None:
     """From now on only this user can connect."""
-    server.ask("ACL", "SETUSER", user, "on", f">{SECRET}", *rules)
-    server.ask("ACL", "SETUSER", "default", "off")
+    redis_server.ask("ACL", "SETUSER", user, "on", f">{SECRET}", *rules)
+    redis_server.ask("ACL", "SETUSER", "default", "off")
 
 
 @pytest.fixture
@@ -102,11 +102,11 @@ def password(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_an_acl_user_with_the_documented_permissions(
-    own_server: RedisServer, password: str
+    own_redis_server: RedisServer, password: str
 ) -> None:
-    guard(own_server, "trainer", permissions("trainer"))
+    guard(own_redis_server, "trainer", permissions("trainer"))
     options = {
-        "url": own_server.url,
+        "url": own_redis_server.url,
         "username": "trainer",
         "password_environment": password,
     }
@@ -127,10 +127,10 @@ def test_an_acl_user_with_the_documented_permissions(
 
 
 def test_a_job_with_the_documented_permissions_saves_loads_and_resumes(
-    own_server: RedisServer, password: str, tmp_path: Path
+    own_redis_server: RedisServer, password: str, tmp_path: Path
 ) -> None:
-    guard(own_server, "trainer", permissions("trainer"))
-    options = {"url": own_server.url, "username": "trainer", "password_environment": password}
+    guard(own_redis_server, "trainer", permissions("trainer"))
+    options = {"url": own_redis_server.url, "username": "trainer", "password_environment": password}
     choice = StorageChoice("redis", options)
     with StepContainer() as container:
         container.declare(TABLE, choice)
@@ -146,11 +146,11 @@ def test_a_job_with_the_documented_permissions_saves_loads_and_resumes(
 
 @pytest.mark.parametrize("database", [0, 1])
 def test_ranks_meet_with_the_documented_permissions(
-    own_server: RedisServer, password: str, database: int
+    own_redis_server: RedisServer, password: str, database: int
 ) -> None:
-    guard(own_server, "meeting", permissions("meeting"))
+    guard(own_redis_server, "meeting", permissions("meeting"))
     options = RedisRendezvousOptions(
-        url=f"{own_server.url}/{database}",
+        url=f"{own_redis_server.url}/{database}",
         username="meeting",
         password_environment=password,
         world_size=1,
@@ -179,26 +179,30 @@ def test_a_cluster_serves_users_with_the_documented_permissions(password: str) -
 
 @pytest.mark.parametrize("missing", ["hset", "client|kill", "client|info"])
 def test_a_missing_permission_is_named(
-    own_server: RedisServer, password: str, missing: str
+    own_redis_server: RedisServer, password: str, missing: str
 ) -> None:
     """Also those that only a retry needs, before one does."""
-    guard(own_server, "trainer", [each for each in permissions("trainer") if each != f"+{missing}"])
+    guard(
+        own_redis_server,
+        "trainer",
+        [each for each in permissions("trainer") if each != f"+{missing}"],
+    )
     start = time.monotonic()
     with pytest.raises(StorageIOError, match=rf"permission.*'{re.escape(missing)}'") as refused:
-        check(url=own_server.url, username="trainer", password_environment=password)
+        check(url=own_redis_server.url, username="trainer", password_environment=password)
     assert time.monotonic() - start < 30, "what is refused is not tried again and again"
     assert SECRET not in str(refused.value)
 
 
 def test_a_wrong_password_is_rejected_at_once_and_not_printed(
-    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    own_redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own_server.ask("CONFIG", "SET", "requirepass", "right")
+    own_redis_server.ask("CONFIG", "SET", "requirepass", "right")
     monkeypatch.setenv("FILMS_PASSWORD", SECRET)
     for options in ({"password_environment": "FILMS_PASSWORD"}, {}):
         start = time.monotonic()
         with pytest.raises(StorageIOError, match=r"(?i)password|authentication") as refused:
-            check(url=own_server.url, **options)
+            check(url=own_redis_server.url, **options)
         assert time.monotonic() - start < 30
         assert SECRET not in str(refused.value) + repr(refused.value.details)
 
@@ -250,15 +254,15 @@ def test_a_silent_sentinel_does_not_hide_the_other_one() -> None:
         check_with_deadlines(check_first, (3.0, 12.0))
 
 
-def test_moving_slots_are_followed(cluster: RedisCluster, new_prefix: Any) -> None:
+def test_moving_slots_are_followed(redis_cluster: RedisCluster, new_prefix: Any) -> None:
     """A bucket's slot goes to another node while calls run: ASK first, then MOVED."""
-    options = {"url": cluster.url, "prefix": new_prefix(), "num_buckets": 1}
+    options = {"url": redis_cluster.url, "prefix": new_prefix(), "num_buckets": 1}
     with open_storage("redis", TABLE, **options) as storage:
         storage.upsert(KEYS, ROWS)
         layout = storage._layout  # type: ignore[attr-defined]
         slot, name = layout.command(0, "HLEN").slot, b"%s" % layout._names[0]
-        old = next(each for each in cluster.servers if _owns(each, slot))
-        new = next(each for each in cluster.servers if each is not old)
+        old = next(each for each in redis_cluster.servers if _owns(each, slot))
+        new = next(each for each in redis_cluster.servers if each is not old)
         ids = {each: each.ask("CLUSTER", "MYID") for each in (old, new)}
         new.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[old])
         old.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[new])
@@ -273,10 +277,10 @@ def test_moving_slots_are_followed(cluster: RedisCluster, new_prefix: Any) -> No
         assert storage.erase(KEYS[7:]) == len(KEYS) - 7
 
 
-def _owns(server: RedisServer, slot: int) -> bool:
+def _owns(redis_server: RedisServer, slot: int) -> bool:
     return any(
-        first <= slot <= last and master[1] == server.port
-        for first, last, master, *_ in server.ask("CLUSTER", "SLOTS")
+        first <= slot <= last and master[1] == redis_server.port
+        for first, last, master, *_ in redis_server.ask("CLUSTER", "SLOTS")
     )
 
 

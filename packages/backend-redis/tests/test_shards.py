@@ -18,6 +18,7 @@ from sparring_redis.testing.cluster import RedisCluster
 from sparring_redis.testing.proxy import Fault, FaultProxy
 from sparring_redis.testing.server import RedisServer
 from sparring_testing.processes.deadlines import check_with_deadlines
+from sparring_testing.processes.table_steps import read_chunks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLE = TableConfig("item", 4)
@@ -26,32 +27,18 @@ ROWS = np.random.default_rng(0).random((4_000, 4), np.float32)
 
 
 @contextmanager
-def opened(shard_map: ShardMap, url: str, prefix: str, num_buckets: int) -> Iterator[list[Storage]]:
+def opened(shard_map: ShardMap, **options: Any) -> Iterator[list[Storage]]:
     """The storage of each rank."""
+    shards = map(shard_map.shard_of, range(shard_map.world_size))
     with ExitStack() as closing:
-        yield [
-            closing.enter_context(
-                open_storage(
-                    "redis",
-                    TABLE,
-                    shard=shard_map.shard_of(rank),
-                    url=url,
-                    prefix=prefix,
-                    num_buckets=num_buckets,
-                )
-            )
-            for rank in range(shard_map.world_size)
-        ]
+        made = (open_storage("redis", TABLE, shard=each, **options) for each in shards)
+        yield [closing.enter_context(each) for each in made]
 
 
 def scanned(storage: Storage) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
-    for chunk in storage.scan(97):
-        assert 0 < len(chunk) <= 97
-        for key, row in zip(chunk.keys.tolist(), chunk.rows, strict=True):
-            assert key not in found
-            found[key] = row.tobytes()
-    return found
+    chunks = list(storage.scan(97))
+    assert all(0 < len(each) <= 97 for each in chunks)
+    return {key: row for key, (row, _) in read_chunks(chunks).items()}
 
 
 @pytest.mark.parametrize("kind", ["standalone", "cluster"])
@@ -61,17 +48,17 @@ def scanned(storage: Storage) -> dict[int, bytes]:
     ids=["4", "3", "5 reversed"],
 )
 def test_each_rank_sees_exactly_its_own_rows(
-    server: RedisServer,
-    cluster: RedisCluster,
+    redis_server: RedisServer,
+    redis_cluster: RedisCluster,
     new_prefix: Callable[[], str],
     shard_map: ShardMap,
     kind: str,
 ) -> None:
-    url = server.url if kind == "standalone" else cluster.url
+    url = redis_server.url if kind == "standalone" else redis_cluster.url
     owners = shard_map.owners[partition(KEYS)]
     whole = {key: row.tobytes() for key, row in zip(KEYS.tolist(), ROWS, strict=True)}
     prefix = new_prefix()
-    with opened(shard_map, url, prefix, 16) as storages:
+    with opened(shard_map, url=url, prefix=prefix, num_buckets=16) as storages:
         for rank, storage in enumerate(storages):
             storage.upsert(KEYS[owners == rank], ROWS[owners == rank])
         for rank, storage in enumerate(storages):
@@ -86,14 +73,14 @@ def test_each_rank_sees_exactly_its_own_rows(
 
 
 def test_a_job_of_another_size_finds_the_rows(
-    server: RedisServer, new_prefix: Callable[[], str]
+    redis_server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
     prefix = new_prefix()
     whole = {key: row.tobytes() for key, row in zip(KEYS.tolist(), ROWS, strict=True)}
     for world_size in (2, 3, 1):
         shard_map = ShardMap.balanced(world_size)
         owners = shard_map.owners[partition(KEYS)]
-        with opened(shard_map, server.url, prefix, 32) as storages:
+        with opened(shard_map, url=redis_server.url, prefix=prefix, num_buckets=32) as storages:
             if world_size == 2:
                 for rank, storage in enumerate(storages):
                     storage.upsert(KEYS[owners == rank], ROWS[owners == rank])
@@ -106,9 +93,9 @@ def test_a_job_of_another_size_finds_the_rows(
 
 
 def test_the_ranks_of_a_job_open_their_own_parts(
-    server: RedisServer, new_prefix: Callable[[], str]
+    redis_server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
-    choice = StorageChoice("redis", {"url": server.url, "prefix": new_prefix()})
+    choice = StorageChoice("redis", {"url": redis_server.url, "prefix": new_prefix()})
     group = LocalGroup(3)
 
     def train(rank: int) -> int:
@@ -128,9 +115,9 @@ def test_the_ranks_of_a_job_open_their_own_parts(
 
 
 def test_a_replicated_table_is_rejected_on_many_ranks(
-    server: RedisServer, new_prefix: Callable[[], str]
+    redis_server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
-    choice = StorageChoice("redis", {"url": server.url, "prefix": new_prefix()})
+    choice = StorageChoice("redis", {"url": redis_server.url, "prefix": new_prefix()})
     table = TableConfig("item", 4, placement="replicated")
     group = LocalGroup(2)
 
@@ -154,25 +141,25 @@ MANY_KEYS = np.arange(100_000, dtype=np.int64)
 NARROW = TableConfig("item", 1)
 
 
-def filled(server: RedisServer, prefix: str) -> dict[str, Any]:
+def filled(redis_server: RedisServer, prefix: str) -> dict[str, Any]:
     """Many rows in one bucket, written with time to spare; the options that find them."""
     options = {"prefix": prefix, "num_buckets": 1}
-    with open_storage("redis", NARROW, url=server.url, **options) as storage:
+    with open_storage("redis", NARROW, url=redis_server.url, **options) as storage:
         storage.upsert(MANY_KEYS, np.ones((len(MANY_KEYS), 1), np.float32))
     return options
 
 
 @pytest.mark.parametrize("call", ["size", "clear", "open"])
 def test_a_slow_server_does_not_prolong_a_call_of_many_commands(
-    server: RedisServer, new_prefix: Callable[[], str], call: str
+    redis_server: RedisServer, new_prefix: Callable[[], str], call: str
 ) -> None:
     """Each reply arrives within the deadline; all replies together do not."""
 
     def check(deadline: float) -> None:
-        options = {**filled(server, new_prefix()), "deadline_seconds": deadline}
+        options = {**filled(redis_server, new_prefix()), "deadline_seconds": deadline}
         shard = ShardMap.balanced(2).shard_of(0)
         with (
-            FaultProxy(server.port) as proxy,
+            FaultProxy(redis_server.port) as proxy,
             open_storage("redis", NARROW, shard=shard, url=proxy.url, **options) as storage,
         ):
             proxy.arm(Fault(delay_seconds=0.45 * deadline), 100)
@@ -192,16 +179,16 @@ def test_a_slow_server_does_not_prolong_a_call_of_many_commands(
 
 
 def test_a_scan_gets_time_for_the_rows_that_it_must_read(
-    server: RedisServer, new_prefix: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+    redis_server: RedisServer, new_prefix: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparring_redis.backend._ROWS_PER_DEADLINE", 20_000)
-    options = filled(server, new_prefix())
+    options = filled(redis_server, new_prefix())
     shard = ShardMap.balanced(2).shard_of(0)
     num_rows = int((ShardMap.balanced(2).owners[partition(MANY_KEYS)] == 0).sum())
 
     def check(deadline: float) -> None:
         with (
-            FaultProxy(server.port) as proxy,
+            FaultProxy(redis_server.port) as proxy,
             open_storage(
                 "redis",
                 NARROW,

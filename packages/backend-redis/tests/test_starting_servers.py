@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -44,28 +45,27 @@ def folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 @pytest.fixture
-def taken_port() -> Iterator[int]:
+def taken_port(closing: ExitStack) -> int:
     """A socket that accepts connections and never replies."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield int(listener.getsockname()[1])
+    return int(closing.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1])
 
 
 @pytest.mark.parametrize("is_silent", [True, False], ids=["silent", "another redis"])
 def test_a_port_that_was_taken_meanwhile(
-    server: RedisServer,
+    redis_server: RedisServer,
     taken_port: int,
     give_ports: GivePorts,
     folders: list[Path],
     is_silent: bool,
 ) -> None:
-    port = taken_port if is_silent else server.port
+    port = taken_port if is_silent else redis_server.port
     left = give_ports(port)
     with RedisServer() as started:
         assert not left
         assert started.port != port
         assert [each.exists() for each in folders] == [False, True]
         started.ask("SET", "mine", 1)
-        assert server.ask("EXISTS", "mine") == 0
+        assert redis_server.ask("EXISTS", "mine") == 0
         # A restart uses the same port, because users of the server know no other.
         port = started.port
         started.kill()
@@ -74,7 +74,7 @@ def test_a_port_that_was_taken_meanwhile(
     assert not folders[-1].exists()
 
 
-@pytest.mark.usefixtures("server")
+@pytest.mark.usefixtures("redis_server")
 def test_a_port_between_nodes_that_is_taken(taken_port: int, give_ports: GivePorts) -> None:
     left = give_ports(taken_port - 10_000)
     with RedisServer({"cluster-enabled": "yes"}) as started:
@@ -84,16 +84,16 @@ def test_a_port_between_nodes_that_is_taken(taken_port: int, give_ports: GivePor
 
 
 def test_ports_that_are_always_taken(
-    server: RedisServer, give_ports: GivePorts, folders: list[Path]
+    redis_server: RedisServer, give_ports: GivePorts, folders: list[Path]
 ) -> None:
-    give_ports(*[server.port] * 100)
+    give_ports(*[redis_server.port] * 100)
     with pytest.raises(RuntimeError, match="Address already in use"):
         RedisServer()
     assert len(folders) == 5
     assert not any(each.exists() for each in folders)
 
 
-@pytest.mark.usefixtures("server")
+@pytest.mark.usefixtures("redis_server")
 def test_another_failure_is_not_tried_again(folders: list[Path]) -> None:
     with pytest.raises(RuntimeError, match="did not start"):
         RedisServer({"no-such-setting": "yes"})

@@ -12,6 +12,7 @@ import pytest
 
 from sparring_cli.application import main
 from sparring_redis.testing.server import RedisServer
+from sparring_testing.fixtures.runs import write_ratings
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
@@ -29,14 +30,12 @@ training: {epochs: 2}
 def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(5)
-    triples = zip(*(random.integers(1, 6, 200).tolist() for _ in range(3)), strict=True)
-    lines = [f"{user},{item},{score},0" for user, item, score in triples]
-    Path("ratings.csv").write_text("\n".join(["user,item,rating,timestamp", *lines]) + "\n")
+    write_ratings(Path("ratings.csv"), *(random.integers(1, 6, 200) for _ in range(3)))
     Path("run.yaml").write_text(CONFIG)
 
 
-def storage(server: RedisServer, prefix: str, is_stacked: bool) -> str:
-    redis = {"backend": "redis", "options": {"url": server.url, "prefix": prefix}}
+def storage(redis_server: RedisServer, prefix: str, is_stacked: bool) -> str:
+    redis = {"backend": "redis", "options": {"url": redis_server.url, "prefix": prefix}}
     stack = {"backend": "tiered", "options": {"tiers": ["memory", redis]}}
     return f"storage={json.dumps(stack if is_stacked else redis)}"
 
@@ -44,7 +43,7 @@ def storage(server: RedisServer, prefix: str, is_stacked: bool) -> str:
 @pytest.mark.parametrize("is_stacked", [False, True])
 def test_a_run_from_the_beginning_is_rejected_if_rows_exist(
     is_stacked: bool,
-    server: RedisServer,
+    redis_server: RedisServer,
     new_prefix: Callable[[], str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -55,17 +54,18 @@ def test_a_run_from_the_beginning_is_rejected_if_rows_exist(
         return code, {name: result.get(name) for name in ("metrics", "rows", "steps")}, err
 
     prefix, other = new_prefix(), new_prefix()
-    kept, saved = storage(server, prefix, is_stacked), "snapshots.url=saved"
+    kept, saved = storage(redis_server, prefix, is_stacked), "snapshots.url=saved"
     assert train(kept, saved, "training.steps=4")[0] == 0
 
     code, _, said = train(kept)
     assert code == 2
     assert (
-        f"redis (url {server.url}, prefix {prefix}) already contains 5 rows of table 'user'" in said
+        f"redis (url {redis_server.url}, prefix {prefix}) already contains 5 rows of table 'user'"
+        in said
     )
     assert "resume the earlier run (--resume), use another path or prefix" in said
     assert "step 1" not in said
     # Another prefix has no rows, and the rejected run changed none.
-    code, expected, _ = train(storage(server, other, is_stacked))
+    code, expected, _ = train(storage(redis_server, other, is_stacked))
     assert code == 0
     assert train(kept, saved, "--resume")[:2] == (0, expected)

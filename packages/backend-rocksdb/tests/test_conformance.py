@@ -33,6 +33,7 @@ class TestRocksdb(StorageTests):
         return lambda closed: RocksdbStorage(closed.table, closed.options)
 
 
+@pytest.mark.slow  # the same kit with other options
 class TestRocksdbWithLittleMemory(TestRocksdb):
     """Buffers that are flushed all the time, and a bound of few known keys."""
 

@@ -12,6 +12,7 @@ import pytest
 from sparring import open_storage
 from sparring.contracts import Storage, TableConfig
 from sparring.errors import CorruptDataError, StorageIOError
+from sparring_testing.faults.damaged_file import flip_byte
 
 TABLE = TableConfig("item", 64)
 KEYS = np.arange(20_000)
@@ -34,15 +35,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "rows"
 
 
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 0x10
-    path.write_bytes(data)
-
-
 def test_a_flipped_bit_in_a_file_of_rows_is_found(folder: Path) -> None:
     largest = max(folder.glob("*.sst"), key=lambda path: path.stat().st_size)
-    flip(largest, largest.stat().st_size // 2)
+    flip_byte(largest)
     with (
         reopened(folder) as storage,
         pytest.raises(CorruptDataError, match=r"find in table 'item'.*restore"),
@@ -55,7 +50,7 @@ def test_damage_in_the_log_is_rejected_and_skipped_only_on_request(tmp_path: Pat
         for part in np.array_split(KEYS, 20):
             storage.upsert(part, rows_of(1)[part])
     log = max(tmp_path.glob("*.log"), key=lambda path: path.stat().st_size)
-    flip(log, log.stat().st_size // 2)
+    flip_byte(log)
     with pytest.raises(CorruptDataError, match=r"open the tables.*'recovery'"):
         reopened(tmp_path)
     with reopened(tmp_path, recovery="point_in_time") as storage:

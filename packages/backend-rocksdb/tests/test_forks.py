@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,25 +14,11 @@ import pytest
 from sparring import StepContainer, StorageChoice, open_storage
 from sparring.contracts import Storage, TableConfig, write_note
 from sparring.errors import ClosedError, StorageIOError
+from sparring_testing.processes.child_processes import run_fork
 
 TABLE = TableConfig("films", 3)
 KEYS = np.arange(5_000)
 ROWS = np.ones((5_000, 3), np.float32)
-
-
-def in_child(body: Callable[[], None]) -> int:
-    """Runs `body` in a fork of this process; returns 0 if it did not raise."""
-    child = os.fork()
-    if not child:
-        signal.alarm(10)  # ends a child that hangs
-        code = 1
-        try:
-            body()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 CALLS: dict[str, Callable[[Storage], object]] = {
@@ -57,7 +40,7 @@ def test_a_child_cannot_use_the_storage_of_its_parent(call: str, tmp_path: Path)
             with pytest.raises(ClosedError, match="opened before this process was forked"):
                 CALLS[call](storage)
 
-        assert in_child(body) == 0
+        assert run_fork(body) == 0
         assert (storage.find(KEYS).rows == 1).all()
 
 
@@ -68,7 +51,7 @@ def test_a_child_cannot_open_the_folder_of_its_parent(tmp_path: Path) -> None:
             with pytest.raises(StorageIOError, match="opened before this process was forked"):
                 open_storage("rocksdb", TABLE, path=tmp_path)
 
-        assert in_child(body) == 0
+        assert run_fork(body) == 0
 
 
 @pytest.mark.parametrize("way", ["collects", "closes"])
@@ -89,7 +72,7 @@ def test_a_child_exits_and_its_parent_continues(way: str, tmp_path: Path) -> Non
             del container
             gc.collect()
 
-    assert in_child(body) == 0
+    assert run_fork(body) == 0
     with container:
         storage = container.storage(TABLE.name)
         storage.upsert(KEYS, 2 * ROWS)

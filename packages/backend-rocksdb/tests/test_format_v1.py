@@ -1,13 +1,11 @@
 """A folder of format 1, kept as release 0.1 wrote it, is opened by every release; and its layout.
 
-`format_v1` was written by `python packages/backend-rocksdb/tests/test_format_v1.py FOLDER`, and is never
-written again.
+`format_v1` was written by release 0.1, and is never written again.
 """
 
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,15 +27,6 @@ def rows_of(table: TableConfig) -> np.ndarray:
 
 def opened(path: Path, table: TableConfig) -> RocksdbStorage:
     return RocksdbStorage(table, RocksdbOptions(path=path, compression="none"))
-
-
-def write(path: Path) -> None:
-    for table in (TABLE, HALF):
-        with opened(path, table) as storage:
-            storage.upsert(KEYS, rows_of(table))
-            storage.upsert([99], rows_of(table)[:1])
-            storage.erase([99])
-            storage.purge()
 
 
 def test_a_folder_of_format_1_is_opened(tmp_path: Path) -> None:
@@ -74,7 +63,3 @@ def test_a_purge_leaves_no_bytes_of_erased_rows(tmp_path: Path) -> None:
     with opened(tmp_path, TABLE):  # which rewrites the list of files
         code = int(keys[0]) + 2**63  # the layout: sign bit flipped, big endian
         assert not has_bytes(code.to_bytes(8, "big"))
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]))

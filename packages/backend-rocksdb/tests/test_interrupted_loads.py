@@ -18,7 +18,7 @@ def options_of(stack: str, folder: Path) -> tuple[str, dict[str, Any]]:
     return "tiered", {"tiers": tiers}
 
 
-@pytest.mark.parametrize("stack", ["rocksdb", "tiered"])
+@pytest.mark.parametrize("stack", ["rocksdb", pytest.param("tiered", marks=pytest.mark.slow)])
 def test_a_killed_load_is_reported(stack: str, tmp_path: Path) -> None:
     backend, options = options_of(stack, tmp_path / "rows")
     check_interrupted_load(backend, options, str(tmp_path / "one" / "snapshot"))

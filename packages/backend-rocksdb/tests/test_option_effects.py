@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
+import re
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,8 @@ import pytest
 from sparring.contracts import TableConfig
 from sparring_rocksdb.backend import RocksdbStorage
 from sparring_rocksdb.options import RocksdbOptions
+from sparring_testing.processes.child_processes import run_script
+from sparring_testing.processes.compilers import compile_program
 
 TABLE = TableConfig("table", 16)
 NUM_ROWS = 20_000
@@ -69,34 +70,9 @@ print(json.dumps(counts))
 """
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None or not sys.platform.startswith("linux"):
-        pytest.skip("needs a C compiler, and a system that preloads libraries")
-    built = tmp_path_factory.mktemp("preloaded") / "count_syncs.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", built, SOURCE, "-ldl"], check=True)
-    return built
-
-
-def syncs(library: Path, folder: Path, *, sync_writes: bool, is_stack: bool) -> dict[str, int]:
-    """Returns how often each kind of call waited for the disk."""
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder), str(sync_writes), str(is_stack)],
-        env={**os.environ, "LD_PRELOAD": str(library)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert ran.returncode == 0, ran.stderr
-    counts: dict[str, int] = json.loads(ran.stdout)
-    return counts
-
-
 @pytest.mark.parametrize("is_stack", [False, True], ids=["alone", "in a stack"])
 def test_every_call_waits_for_the_disk_with_sync_writes(
-    library: Path, tmp_path: Path, is_stack: bool
+    library: str, tmp_path: Path, is_stack: bool
 ) -> None:
     counts = syncs(library, tmp_path, sync_writes=True, is_stack=is_stack)
     assert counts["upsert"] >= 20
@@ -106,7 +82,7 @@ def test_every_call_waits_for_the_disk_with_sync_writes(
 
 @pytest.mark.parametrize("is_stack", [False, True], ids=["alone", "in a stack"])
 def test_without_sync_writes_only_flush_and_close_wait_for_the_disk(
-    library: Path, tmp_path: Path, is_stack: bool
+    library: str, tmp_path: Path, is_stack: bool
 ) -> None:
     counts = syncs(library, tmp_path, sync_writes=False, is_stack=is_stack)
     assert counts["upsert"] == counts["update"] == counts["erase"] == 0
@@ -117,21 +93,35 @@ def test_without_sync_writes_only_flush_and_close_wait_for_the_disk(
 # -- reads -------------------------------------------------------------------------
 
 
-def read_calls() -> int:
-    """Returns the number of calls of this process so far that read from files."""
-    counters = Path("/proc/self/io")
-    if not counters.exists():
-        pytest.skip("needs /proc/self/io, which counts what is read")
-    lines = dict(line.split(": ") for line in counters.read_text().splitlines())
-    return int(lines["syscr"])
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs a system that preloads libraries")
+    target = tmp_path_factory.mktemp("preloaded") / "count_syncs.so"
+    return str(compile_program(SOURCE, target, "-shared", "-fPIC", "-ldl"))
+
+
+def syncs(library: str, folder: Path, *, sync_writes: bool, is_stack: bool) -> dict[str, int]:
+    """Returns how often each kind of call waited for the disk."""
+    words = (str(folder), str(sync_writes), str(is_stack))
+    ran = run_script(PROGRAM, *words, seconds=120, LD_PRELOAD=library)
+    assert ran.returncode == 0, ran.stderr
+    counts: dict[str, int] = json.loads(ran.stdout)
+    return counts
 
 
 def reads_of(storage: RocksdbStorage, keys: Any) -> int:
     """Returns the number of reads of a search for `keys`, a hundred at a time."""
-    before = read_calls()
+    counters = Path("/proc/self/io")
+    if not counters.exists():
+        pytest.skip("needs /proc/self/io, which counts what is read")
+    before = counters.read_text()
     for part in np.array_split(keys, len(keys) // 100):
         storage.find(part)
-    return read_calls() - before
+    end, begin = (
+        int(re.findall(r"syscr: (\d+)", text)[0]) for text in (counters.read_text(), before)
+    )
+    return end - begin
 
 
 def written_out(folder: Path, **options: Any) -> RocksdbStorage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from sparring import (
-    LocalGroup,
     StepContainer,
     StorageChoice,
     count_rows,
@@ -20,7 +19,8 @@ from sparring import (
 from sparring.adapter import begin_load, parse_hyper, resolve_method
 from sparring.contracts import MethodChoice, TableConfig, TableSharding
 from sparring.errors import InterruptedLoadError, InvalidArgumentError
-from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_containers
+from sparring_testing.processes.table_steps import declare_tables, train_ids
 
 TABLE = TableConfig("item", 4)
 KEYS = np.arange(1_000)
@@ -34,40 +34,24 @@ STACK = {
 }
 
 
-def with_path(value: Any, path: str) -> Any:
-    if isinstance(value, dict):
-        return {name: with_path(each, path) for name, each in value.items()}
-    if isinstance(value, list):
-        return [with_path(each, path) for each in value]
-    return path if value == "PATH" else value
+def choice_of(storage: dict[str, Any], path: str) -> StorageChoice:
+    return StorageChoice(**json.loads(json.dumps(storage).replace("PATH", path)))
 
 
 def train(
     storage: dict[str, Any], path: str, world_size: int, load: str = "", plan: Any = "row_wise"
 ) -> list[int]:
     """Runs one step over all keys on each rank. Returns the number of rows of each rank."""
-    choice = StorageChoice(**with_path(storage, path))
-    group = LocalGroup(world_size)
 
-    def rank(number: int) -> int:
-        with StepContainer(
-            collective=group.join(number),
-            rendezvous=ThreadRendezvous(world_size),
-            plan={TABLE.name: plan},
-        ) as container:
-            container.declare(TABLE, choice)
-            container.set_state(TABLE.name, np.empty(0, np.float32), _METHOD.name)
-            if load:
-                container.load(load)
-            found = container.lookup(TABLE.name, KEYS)
-            assert found.shadow_id is not None
-            container.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
-            container.apply_methods({TABLE.name: MethodChoice(_METHOD, _HYPER, 1)})
-            container.save(f"{Path(path).parent}/saved-by-{world_size}")
-            return container.num_rows(TABLE.name)
+    def rank(container: StepContainer) -> int:
+        declare_tables(container, [TABLE], choice_of(storage, path), "sgd", lr=0.1)
+        if load:
+            container.load(load)
+        train_ids(container, {TABLE.name: KEYS}, lr=0.1)
+        container.save(f"{Path(path).parent}/saved-by-{world_size}")
+        return container.num_rows(TABLE.name)
 
-    with ThreadPoolExecutor(world_size) as threads:
-        return list(threads.map(rank, range(world_size)))
+    return run_containers(world_size, rank, plan={TABLE.name: plan})
 
 
 @pytest.mark.parametrize("storage", [ROCKSDB, STACK], ids=["rocksdb", "stack"])
@@ -110,7 +94,7 @@ def test_existing_rows_are_read_before_an_optimizer_is_known(
     storage: dict[str, Any], tmp_path: Path
 ) -> None:
     path = f"{tmp_path}/rows"
-    choice = StorageChoice(**with_path(storage, path))
+    choice = choice_of(storage, path)
     adagrad = resolve_method("rowwise_adagrad")
     hyper = parse_hyper(adagrad, {"lr": 0.1})
     with StepContainer() as container:

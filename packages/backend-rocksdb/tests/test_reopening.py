@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import LocalGroup, StepContainer, StorageChoice, open_storage
-from sparring.contracts import NativeStorage, Storage, TableConfig, get_capsule
+from sparring import StepContainer, StorageChoice, open_storage
+from sparring.contracts import NativeStorage, TableConfig, get_capsule
 from sparring.errors import ClosedError, InvalidArgumentError, StorageIOError
 from sparring_cli.application import main
 from sparring_rocksdb.backend import RocksdbStorage
 from sparring_rocksdb.options import RocksdbOptions
-from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_containers
 
 TABLE = TableConfig("item", 4)
 ADAGRAD = TABLE.with_state(4, "adagrad")
@@ -166,20 +165,15 @@ def test_a_checkpoint_contains_the_rows_of_its_moment(filled: Path, tmp_path: Pa
 
 def test_each_rank_has_a_separate_folder(tmp_path: Path) -> None:
     choice = StorageChoice("rocksdb", {"path": str(tmp_path / "{rank}-of-{world_size}")})
-    for rank, storage in enumerate(on_two_ranks(choice)):
-        storage.upsert([rank], np.ones((1, 4), np.float32))
-        storage.close()
+
+    def write(container: StepContainer) -> None:
+        container.declare(TABLE, choice)
+        container.storage("item").upsert([container.collective.rank], np.ones((1, 4), np.float32))
+
+    run_containers(2, write)
     for rank in range(2):
         with opened(tmp_path / f"{rank}-of-2", TABLE) as storage:
             assert storage.find([0, 1]).found.tolist() == [rank == 0, rank == 1]
-
-
-def on_two_ranks(choice: StorageChoice) -> Iterator[Storage]:
-    group = LocalGroup(2)
-    for rank in range(2):
-        made = StepContainer(collective=group.join(rank), rendezvous=ThreadRendezvous(2))
-        made.declare(TABLE, choice)
-        yield made.storage("item")
 
 
 def test_a_path_that_is_not_a_folder_is_named(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def test_a_find_sees_earlier_writes(tmp_path: Path) -> None:
     assert sorted(each.name for each in path.iterdir() if each.is_dir()) == []
 
 
+@pytest.mark.slow  # `test_a_cache_in_another_process` reads while another process writes
 def test_another_process_may_write_flush_and_compact(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     command = [sys.executable, "-c", WRITER, str(path)]

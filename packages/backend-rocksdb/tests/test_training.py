@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from sparring import open_storage
 from sparring.contracts import TableConfig, write_note
 from sparring_cli.application import main
+from sparring_testing.fixtures.runs import RunCommand, write_ratings
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 pytest.importorskip("sparring_hkv", reason="needs sparring-hkv")
@@ -22,13 +22,13 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def trained(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+def trained(run_sparring: RunCommand) -> Callable[..., dict[str, Any]]:
     """Returns the final JSON of ``sparring train --json``."""
 
     def train(config: str, *overrides: str) -> dict[str, Any]:
-        assert main(["train", str(ROOT / "configs" / config), *overrides, "--json"]) == 0
-        result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-        return {name: result[name] for name in ("metrics", "rows", "steps")}
+        ended = run_sparring("train", ROOT / "configs" / config, *overrides, "--json")
+        assert ended.code == 0, ended.err
+        return {name: ended.last_json[name] for name in ("metrics", "rows", "steps")}
 
     return train
 
@@ -38,12 +38,8 @@ def made_ratings(folder: Path) -> Path:
     random = np.random.default_rng(5)
     users, items = random.integers(0, 40, 1500), random.integers(0, 300, 1500)
     scores = np.clip(np.round(6 + random.normal(size=40)[users] * 2) / 2, 0.5, 5)
-    lines = [
-        f"{user * 10**12 - 7},{item},{score},0"
-        for user, item, score in zip(users, items, scores, strict=True)
-    ]
-    path = folder / "ratings.csv"
-    path.write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
+    path = write_ratings(folder / "ratings.csv", users * 10**12 - 7, items, scores)
+    path.write_text(path.read_text().replace("user,item", "userId,movieId", 1))
     return path
 
 
@@ -168,6 +164,7 @@ def test_a_rejected_resume_leaves_rows_unchanged(
     assert rows() != before
 
 
+@pytest.mark.slow  # more ratings than in the test above
 def test_movielens_is_learned_as_with_a_table_in_memory(
     tmp_path: Path, trained: Callable[..., dict[str, Any]]
 ) -> None:

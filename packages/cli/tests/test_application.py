@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sparring_cli import application
-from sparring_cli.application import main
+from sparring_testing.fixtures.runs import RunCommand
 from sparring_testing.processes.plugin_site import Site, storage_plugin
 
 FRAMEWORK = """
@@ -24,46 +20,18 @@ FRAMEWORK = """
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setenv("COLUMNS", "100")
-    for variable in ("FORCE_COLOR", "TTY_COMPATIBLE", "PY_COLORS"):
-        monkeypatch.delenv(variable, raising=False)
-    site = Site(tmp_path / "site", monkeypatch)
+def run(site: Site, run_sparring: RunCommand) -> RunCommand:
     site.install("acme-frame", FRAMEWORK)
-    return site
-
-
-Run = Callable[..., "Ending"]
-
-
-class Ending:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code = code
-        self.out = out
-        self.err = err
-
-    @property
-    def last_json(self) -> Any:
-        return json.loads(self.out.splitlines()[-1])
-
-
-@pytest.fixture
-def run(site: Site, capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str) -> Ending:
-        code = main(arguments)
-        captured = capsys.readouterr()
-        return Ending(code, captured.out, captured.err)
-
-    return run
+    return run_sparring
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["--nonsense"], ["plugins", "more"]])
-def test_wrong_usage_ends_with_2(run: Run, arguments: list[str]) -> None:
+def test_wrong_usage_ends_with_2(run: RunCommand, arguments: list[str]) -> None:
     assert run(*arguments).code == 2
 
 
 def test_a_command_of_a_package_that_is_not_installed_names_its_extra(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = {"nowhere": ("absent", "plugins"), "cli": ("broken",)}
     monkeypatch.setattr(application, "OTHER_COMMANDS", others)
@@ -76,13 +44,13 @@ def test_a_command_of_a_package_that_is_not_installed_names_its_extra(
 
 
 @pytest.mark.parametrize("command", ["plugins", "doctor", "convert", "inspect"])
-def test_every_command_has_help(run: Run, command: str) -> None:
+def test_every_command_has_help(run: RunCommand, command: str) -> None:
     ending = run(command, "--help")
     assert ending.code == 0
     assert "Usage: sparring " + command in ending.out
 
 
-def test_a_failing_command_does_not_hide_the_others(site: Site, run: Run) -> None:
+def test_a_failing_command_does_not_hide_the_others(site: Site, run: RunCommand) -> None:
     site.install("greeter", COMMAND.replace("def register(app):", "def register(app, more):"))
     ending = run("--help")
     assert ending.code == 0
@@ -92,7 +60,7 @@ def test_a_failing_command_does_not_hide_the_others(site: Site, run: Run) -> Non
     assert (ending.code, ending.err) == (0, ""), "the command registered another command"
 
 
-def test_plugins_lists_descriptors_rejections_and_conflicts(site: Site, run: Run) -> None:
+def test_plugins_lists_descriptors_rejections_and_conflicts(site: Site, run: RunCommand) -> None:
     site.install("broken-store", "import a_client_that_nobody_has", version="0.3")
     site.install("one-store", storage_plugin("twin"))
     site.install("two-store", storage_plugin("twin"))
@@ -107,7 +75,7 @@ def test_plugins_lists_descriptors_rejections_and_conflicts(site: Site, run: Run
     assert listed["conflicts"][0]["distributions"] == ["one-store", "two-store"]
 
 
-def test_doctor_reports_versions_machine_and_plugins(run: Run) -> None:
+def test_doctor_reports_versions_machine_and_plugins(run: RunCommand) -> None:
     found = run("doctor", "--json").last_json
     assert found["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert found["versions"]["numpy"]
@@ -125,7 +93,7 @@ def test_doctor_reports_versions_machine_and_plugins(run: Run) -> None:
         assert " ".join(found["gpus"]["reason"].split()[:6]) in text
 
 
-def test_doctor_reports_backends_that_cannot_run_here(site: Site, run: Run) -> None:
+def test_doctor_reports_backends_that_cannot_run_here(site: Site, run: RunCommand) -> None:
     source = storage_plugin("flash").replace(
         "options=MemoryOptions,", "options=MemoryOptions, unavailable=lambda: 1 / 0,"
     )
@@ -135,7 +103,7 @@ def test_doctor_reports_backends_that_cannot_run_here(site: Site, run: Run) -> N
     assert "cannot run here: storage flash: ZeroDivisionError" in ending.out
 
 
-def test_version(run: Run) -> None:
+def test_version(run: RunCommand) -> None:
     ending = run("--version")
     assert ending.code == 0
     assert ending.out.startswith("sparring 0.")
@@ -157,13 +125,13 @@ COMMAND = """
 """
 
 
-def test_a_plugin_adds_a_command(site: Site, run: Run) -> None:
+def test_a_plugin_adds_a_command(site: Site, run: RunCommand) -> None:
     site.install("greeter", COMMAND)
     assert "Say hello." in run("--help").out
     assert run("greet").out == "hello from memory\n"
 
 
-def test_a_command_of_two_plugins_is_rejected_when_it_is_used(site: Site, run: Run) -> None:
+def test_a_command_of_two_plugins_is_rejected_when_it_is_used(site: Site, run: RunCommand) -> None:
     site.install("greeter", COMMAND)
     site.install("other-greeter", COMMAND)
     assert run("plugins").code == 0

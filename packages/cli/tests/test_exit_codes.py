@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from typing import Annotated
 
 import pytest
@@ -22,6 +19,8 @@ LOG = logging.getLogger("sparring.example")
 @pytest.fixture
 def raising(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     """Adds the command ``fail``, which raises the elements of the returned list."""
+    # Training on ranks that are threads of a test restores the level of another rank.
+    logging.getLogger("sparring").setLevel(logging.NOTSET)
     raised: list[BaseException] = []
     original = application.make_application
 
@@ -129,19 +128,13 @@ def test_a_progress_bar_is_shown_on_a_terminal_only(
     assert ("5 rows" in told.err) == is_shown
 
 
-def test_shells_can_complete_commands_and_options() -> None:
+def test_shells_can_complete_commands_and_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = {"sparring pl": "plugins", "sparring inspect --ver": "--verify"}
+    monkeypatch.setenv("_SPARRING_COMPLETE", "complete_bash")
     for line, expected in words.items():
-        environment = os.environ | {
-            "_SPARRING_COMPLETE": "complete_bash",
-            "COMP_WORDS": line,
-            "COMP_CWORD": str(len(line.split()) - 1),
-        }
-        ran = subprocess.run(
-            [sys.executable, "-m", "sparring"],
-            check=False,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert expected in ran.stdout.split(), ran.stderr
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+        assert main([]) == 0
+        assert expected in capsys.readouterr().out.split()

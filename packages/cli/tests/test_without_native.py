@@ -77,8 +77,8 @@ def test_doctor_also_reports_it_first_in_json(run_python: RunPython) -> None:
     "command",
     [
         ("train", "run.yaml", "seed=3", "--json"),
-        ("config", "show", "run.yaml"),
-        ("inspect", "runs"),
+        pytest.param(("config", "show", "run.yaml"), marks=pytest.mark.slow),
+        pytest.param(("inspect", "runs"), marks=pytest.mark.slow),
     ],
 )
 def test_other_commands_report_why_they_cannot_run(

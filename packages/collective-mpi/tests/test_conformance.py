@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from sparring_testing.collectives.collective_tests import CollectiveTests
-from sparring_testing.processes.mpi_launcher import MPIEXEC, needs_mpi
-from sparring_testing.processes.rank_processes import RankProcesses
+from sparring_testing.processes.mpi_launcher import needs_mpi
+from sparring_testing.processes.rank_launchers import open_worlds
 
 pytestmark = pytest.mark.alone
 
 
-def launcher(world_size: int) -> Any:
-    def launch(address: str, environment: Mapping[str, str]) -> Sequence[subprocess.Popen[bytes]]:
-        rank = [sys.executable, "-m", "sparring_testing.processes.rank_process", address]
-        return [subprocess.Popen([MPIEXEC, "-n", str(world_size), *rank], env=dict(environment))]
-
-    return launch
-
-
 @pytest.fixture(scope="module")
-def worlds() -> Iterator[dict[int, RankProcesses]]:
-    """The processes of each world size; they start at their first use."""
-    pools = {size: RankProcesses(size, "mpi", {}, launcher(size)) for size in (1, 2, 3)}
-    yield pools
-    for pool in pools.values():
-        pool.close()
+def run_processes() -> Iterator[Callable[..., Any]]:
+    with open_worlds("mpi", (1, 2, 3), __name__) as run:
+        yield run
 
 
 @needs_mpi
 class TestMpiCollective(CollectiveTests):
     @pytest.fixture
-    def run_ranks(self, worlds: dict[int, RankProcesses]) -> Any:
-        def run(world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 10.0) -> Any:
-            return worlds[world_size].run(
-                world_size, body, *arguments, deadline_seconds=deadline_seconds
-            )
-
-        return run
+    def run_ranks(self, run_processes: Callable[..., Any]) -> Any:
+        return run_processes

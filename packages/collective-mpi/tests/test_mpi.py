@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,15 @@ from sparring import make_plugin_manager
 from sparring.contracts import Membership
 from sparring.errors import PluginError
 from sparring_mpi.collective import join_mpi
+from sparring_testing.processes.child_processes import ChildProcesses, run_script, wait_for
 from sparring_testing.processes.deadlines import check_with_deadlines
 from sparring_testing.processes.mpi_launcher import MPIEXEC, needs_mpi
 
 pytestmark = pytest.mark.alone
 
 WORLD_SIZE = 3
+JOB = [MPIEXEC, "-n", str(WORLD_SIZE), sys.executable]
 
-Start = Callable[..., "subprocess.Popen[str]"]
-StartExchange = Callable[[float, Path], "subprocess.Popen[str]"]
 
 _FAILS_BY_ITSELF = """
 import sys
@@ -50,45 +49,14 @@ fail(collective)
 """
 
 
-@pytest.fixture
-def start() -> Iterator[Start]:
-    jobs: list[subprocess.Popen[str]] = []
-
-    def end() -> None:
-        for job in jobs:
-            job.kill()
-            job.communicate()
-        jobs.clear()
-
-    def launch(*command: str) -> subprocess.Popen[str]:
-        end()
-        jobs.append(
-            subprocess.Popen(
-                [MPIEXEC, "-n", str(WORLD_SIZE), sys.executable, *command],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-        return jobs[-1]
-
-    yield launch
-    end()
-
-
-@pytest.fixture
-def start_exchange(start: Start) -> StartExchange:
-    def launch(deadline_seconds: float, folder: Path) -> subprocess.Popen[str]:
-        module = "sparring_testing.faults.exchange_until_failure"
-        job = start("-m", module, "mpi", "{}", str(deadline_seconds), str(folder))
-        limit = time.monotonic() + 60
-        while len(list(folder.glob("*.started"))) < WORLD_SIZE:
-            assert job.poll() is None, job.communicate()[1]
-            assert time.monotonic() < limit
-            time.sleep(0.01)
-        return job
-
-    return launch
+def start_exchange(
+    child_processes: ChildProcesses, deadline_seconds: float, folder: Path
+) -> subprocess.Popen[str]:
+    module = ["-m", "sparring_testing.faults.exchange_until_failure"]
+    job = child_processes.start([*JOB, *module, "mpi", "{}", str(deadline_seconds), str(folder)])
+    for rank in range(WORLD_SIZE):
+        wait_for(folder / f"{rank}.started", 60)
+    return job
 
 
 def errors_of(job: subprocess.Popen[str], seconds: float) -> str:
@@ -100,21 +68,22 @@ def errors_of(job: subprocess.Popen[str], seconds: float) -> str:
 
 @needs_mpi
 def test_a_killed_rank_ends_the_job_long_before_the_deadline(
-    start_exchange: StartExchange, tmp_path: Path
+    child_processes: ChildProcesses, tmp_path: Path
 ) -> None:
-    job = start_exchange(600.0, tmp_path)
+    job = start_exchange(child_processes, 600.0, tmp_path)
     os.kill(int((tmp_path / "1.started").read_text()), signal.SIGKILL)
     errors_of(job, 60.0)
 
 
 @needs_mpi
 def test_a_stopped_rank_ends_the_job_within_the_deadline_and_is_named(
-    start_exchange: StartExchange, tmp_path: Path
+    child_processes: ChildProcesses, tmp_path: Path
 ) -> None:
     def check(deadline: float) -> None:
         folder = tmp_path / f"{deadline:g}"
         folder.mkdir()
-        job = start_exchange(deadline, folder)
+        child_processes.end()
+        job = start_exchange(child_processes, deadline, folder)
         os.kill(int((folder / "1.started").read_text()), signal.SIGSTOP)
         stopped = time.time()
         errors = errors_of(job, deadline + 20)
@@ -141,11 +110,11 @@ def test_a_stopped_rank_ends_the_job_within_the_deadline_and_is_named(
     ids=["closed", "abandoned"],
 )
 def test_a_rank_that_raises_ends_the_job_at_once_or_at_the_deadline(
-    start: Start, tmp_path: Path, deadline: str, how: str, words: str
+    child_processes: ChildProcesses, tmp_path: Path, deadline: str, how: str, words: str
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(_FAILS_BY_ITSELF)
-    errors = errors_of(start(str(script), deadline, how), 30.0)
+    errors = errors_of(child_processes.start([*JOB, str(script), deadline, how]), 30.0)
     assert "ValueError: the batch is bad" in errors
     assert re.search(f"PeerFailure: .* in exchange: .*{words}", errors), errors
 
@@ -158,9 +127,7 @@ def test_a_world_that_differs_from_the_launchers_is_rejected() -> None:
         "from sparring_mpi.collective import join_mpi\n"
         "join_mpi(Membership(rank=0, world_size=2), 1.0)\n"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    ran = run_script(code)
     assert "InvalidArgumentError: " in ran.stderr
     assert "rank 0 of 2, MPI reports rank 0 of 1" in ran.stderr
 
@@ -183,7 +150,6 @@ def test_the_plugin_does_not_start_mpi() -> None:
         "assert mpi.unavailable() is None\n"
         "print('mpi4py' in sys.modules)"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    ran = run_script(code)
+    assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip() == "False"

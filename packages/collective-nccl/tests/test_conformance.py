@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from sparring import LocalGroup
 from sparring_nccl.collective import NcclCollective
-from sparring_nccl.testing import open_fake_nccl
+from sparring_nccl.testing import FakeGpus
 from sparring_testing.collectives.collective_tests import CollectiveTests
-
-
-def run_threads(
-    world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 60.0
-) -> list[Any]:
-    """Runs `body` once per rank, each on a separate thread."""
-    gpus, group = open_fake_nccl(), LocalGroup(world_size, deadline_seconds=deadline_seconds)
-    gpus.library.fake_reset()
-
-    def run(rank: int) -> Any:
-        with NcclCollective(group.join(rank), gpus.nccl, gpus.cuda, device=rank) as collective:
-            return body(collective, *arguments)
-
-    with ThreadPoolExecutor(world_size) as threads:
-        futures = [threads.submit(run, rank) for rank in range(world_size)]
-        return [future.result() for future in futures]
+from sparring_testing.processes.rank_threads import run_ranks
 
 
 class TestNcclCollective(CollectiveTests):
     @pytest.fixture
-    def run_ranks(self) -> Any:
-        return run_threads
+    def run_ranks(self, fake_gpus: FakeGpus) -> Any:
+        def join(group: LocalGroup, rank: int) -> NcclCollective:
+            return NcclCollective(group.join(rank), fake_gpus.nccl, fake_gpus.cuda, device=rank)
+
+        def run(
+            world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 60.0
+        ) -> list[Any]:
+            fake_gpus.library.fake_reset()
+            return run_ranks(
+                world_size, lambda each: body(each, *arguments), deadline_seconds, join
+            )
+
+        return run

@@ -26,33 +26,23 @@ from sparring_nccl import collective as collective_module
 from sparring_nccl import libraries
 from sparring_nccl.collective import NcclCollective
 from sparring_nccl.options import NcclOptions
-from sparring_nccl.testing import FakeGpus, GpuArray, open_fake_nccl
+from sparring_nccl.testing import FakeGpus, GpuArray
+from sparring_testing.processes import rank_threads
 from sparring_testing.processes.deadlines import check_with_deadlines
 
 
-@pytest.fixture
-def gpus() -> FakeGpus:
-    fake = open_fake_nccl()
-    fake.library.fake_reset()
-    return fake
-
-
 def run_ranks(
-    gpus: FakeGpus, world_size: int, body: Any, deadline_seconds: float = 10.0
+    fake_gpus: FakeGpus, world_size: int, body: Any, deadline_seconds: float = 10.0
 ) -> list[Any]:
-    group = LocalGroup(world_size, deadline_seconds=deadline_seconds)
+    def join(group: LocalGroup, rank: int) -> NcclCollective:
+        return NcclCollective(group.join(rank), fake_gpus.nccl, fake_gpus.cuda, device=rank)
 
-    def run(rank: int) -> Any:
-        with NcclCollective(group.join(rank), gpus.nccl, gpus.cuda, device=rank) as collective:
-            result = body(collective)
-        assert gpus.library.fake_is_aborted(rank)
-        return result
-
-    with ThreadPoolExecutor(world_size) as threads:
-        return list(threads.map(run, range(world_size)))
+    results = rank_threads.run_ranks(world_size, body, deadline_seconds, join)
+    assert all(fake_gpus.library.fake_is_aborted(rank) for rank in range(world_size))
+    return results
 
 
-def test_device_buffers_of_one_exchange_go_as_one_group(gpus: FakeGpus) -> None:
+def test_device_buffers_of_one_exchange_go_as_one_group(fake_gpus: FakeGpus) -> None:
     def body(collective: NcclCollective) -> Any:
         peers = [peer for peer in range(3) if peer != collective.rank]
         got = {peer: GpuArray.of(np.zeros(4 + peer)) for peer in peers}
@@ -65,16 +55,16 @@ def test_device_buffers_of_one_exchange_go_as_one_group(gpus: FakeGpus) -> None:
             assert work.done()
         return {peer: array.tolist() for peer, array in got.items()}
 
-    results = run_ranks(gpus, 3, body)
+    results = run_ranks(fake_gpus, 3, body)
     for rank, got in enumerate(results):
         assert got == {peer: [peer + 1.5] * (4 + peer) for peer in range(3) if peer != rank}
-    assert gpus.log(0) == ["32 to 1, 32 to 2, 40 from 1, 48 from 2"]
-    assert gpus.log(2) == ["48 to 0, 48 to 1, 32 from 0, 40 from 1"]
-    assert gpus.library.fake_num_events() == 0, "an event was not freed"
+    assert fake_gpus.log(0) == ["32 to 1, 32 to 2, 40 from 1, 48 from 2"]
+    assert fake_gpus.log(2) == ["48 to 0, 48 to 1, 32 from 0, 40 from 1"]
+    assert fake_gpus.library.fake_num_events() == 0, "an event was not freed"
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "int32", "float64", "complex128"])
-def test_every_dtype_and_size_arrives_byte_for_byte(gpus: FakeGpus, dtype: str) -> None:
+def test_every_dtype_and_size_arrives_byte_for_byte(fake_gpus: FakeGpus, dtype: str) -> None:
     sent = [np.arange(n).astype(dtype).reshape(-1, 1) for n in (0, 1, 7, 1000)]
 
     def body(collective: NcclCollective) -> bool:
@@ -86,10 +76,10 @@ def test_every_dtype_and_size_arrives_byte_for_byte(gpus: FakeGpus, dtype: str) 
             work.wait()
         return all(np.array_equal(a, b) for a, b in zip(got, sent, strict=True))
 
-    assert run_ranks(gpus, 2, body) == [True, True]
+    assert run_ranks(fake_gpus, 2, body) == [True, True]
 
 
-def test_groups_pass_in_the_order_of_posting(gpus: FakeGpus) -> None:
+def test_groups_pass_in_the_order_of_posting(fake_gpus: FakeGpus) -> None:
     def body(collective: NcclCollective) -> list[int]:
         other, got = 1 - collective.rank, []
         for number in range(20):
@@ -104,15 +94,15 @@ def test_groups_pass_in_the_order_of_posting(gpus: FakeGpus) -> None:
             works[1].wait()
         return [int(theirs[0]) for _, theirs in got]
 
-    assert run_ranks(gpus, 2, body) == [list(range(20))] * 2
-    assert len(gpus.log(0)) == 20
+    assert run_ranks(fake_gpus, 2, body) == [list(range(20))] * 2
+    assert len(fake_gpus.log(0)) == 20
 
 
-def test_a_message_waits_for_the_stream_that_writes_it(gpus: FakeGpus) -> None:
-    with gpus.cuda.in_context(5):
-        stream = gpus.cuda.make_stream()
+def test_a_message_waits_for_the_stream_that_writes_it(fake_gpus: FakeGpus) -> None:
+    with fake_gpus.cuda.in_context(5):
+        stream = fake_gpus.cuda.make_stream()
     buffer = GpuArray.of(np.zeros(8, np.uint8))
-    held = gpus.hold(stream, buffer, 7)
+    held = fake_gpus.hold(stream, buffer, 7)
     is_posted = threading.Event()
 
     def body(collective: NcclCollective) -> Any:
@@ -120,48 +110,48 @@ def test_a_message_waits_for_the_stream_that_writes_it(gpus: FakeGpus) -> None:
             sending = collective.send(buffer, 1, stream=stream)
             assert not sending.done()
             # Comes later on the stream, and so the message does not wait for it.
-            gpus.hold(stream, GpuArray.of(np.zeros(1, np.uint8)), 0)
+            fake_gpus.hold(stream, GpuArray.of(np.zeros(1, np.uint8)), 0)
             is_posted.set()
             sending.wait()
             return None
         got = GpuArray.of(np.zeros(8, np.uint8))
         assert is_posted.wait(5.0)
-        with gpus.cuda.in_context(6):
-            receiving = collective.receive(got, 0, stream=gpus.cuda.make_stream())
+        with fake_gpus.cuda.in_context(6):
+            receiving = collective.receive(got, 0, stream=fake_gpus.cuda.make_stream())
         assert not receiving.done()
         time.sleep(0.02)
         assert not receiving.done(), "the message went before it was written"
-        gpus.release(held)
+        fake_gpus.release(held)
         receiving.wait()
         return got.tolist()
 
-    assert run_ranks(gpus, 2, body)[1] == [7] * 8
-    assert gpus.library.fake_num_synchronizes() == 0, "somebody waited for the device"
+    assert run_ranks(fake_gpus, 2, body)[1] == [7] * 8
+    assert fake_gpus.library.fake_num_synchronizes() == 0, "somebody waited for the device"
 
 
-def test_without_a_stream_a_message_waits_for_all_work_of_the_device(gpus: FakeGpus) -> None:
-    with gpus.cuda.in_context(5):
-        stream = gpus.cuda.make_stream()
+def test_without_a_stream_a_message_waits_for_all_work_of_the_device(fake_gpus: FakeGpus) -> None:
+    with fake_gpus.cuda.in_context(5):
+        stream = fake_gpus.cuda.make_stream()
     buffer = GpuArray.of(np.zeros(4, np.uint8))
-    held = gpus.hold(stream, buffer, 9)
+    held = fake_gpus.hold(stream, buffer, 9)
 
     def body(collective: NcclCollective) -> Any:
         if collective.rank == 0:
             sending = collective.send(buffer, 1)
             assert not sending.done()
             time.sleep(0.02)
-            gpus.release(held)
+            fake_gpus.release(held)
             sending.wait()
             return None
         got = GpuArray.of(np.zeros(4, np.uint8))
         collective.receive(got, 0).wait()
         return got.tolist()
 
-    assert run_ranks(gpus, 2, body)[1] == [9] * 4
+    assert run_ranks(fake_gpus, 2, body)[1] == [9] * 4
 
 
 def test_host_buffers_and_operations_use_the_host_collective(
-    gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch
+    fake_gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     awaited: list[int] = []
     monkeypatch.setattr(LocalCollective, "progress", lambda _, peer: awaited.append(peer))
@@ -173,17 +163,17 @@ def test_host_buffers_and_operations_use_the_host_collective(
         sending.wait()
         collective.progress(other)
         total = collective.all_reduce(np.array([[collective.rank + 1]]))
-        return got.tolist(), total.tolist(), gpus.log(collective.rank)
+        return got.tolist(), total.tolist(), fake_gpus.log(collective.rank)
 
-    assert run_ranks(gpus, 2, body) == [([6.0, 6.0], [[3]], []), ([5.0, 5.0], [[3]], [])]
+    assert run_ranks(fake_gpus, 2, body) == [([6.0, 6.0], [[3]], []), ([5.0, 5.0], [[3]], [])]
     assert sorted(awaited) == [0, 1]
 
 
 def test_a_silent_peer_times_out_and_the_communicator_is_aborted(
-    gpus: FakeGpus,
+    fake_gpus: FakeGpus,
 ) -> None:
     def check(deadline: float) -> None:
-        gpus.library.fake_reset()
+        fake_gpus.library.fake_reset()
         has_ended = threading.Event()
         within = re.escape(f"within {deadline:g} s")
 
@@ -204,23 +194,23 @@ def test_a_silent_peer_times_out_and_the_communicator_is_aborted(
             with pytest.raises(PeerFailure, match=words):
                 receiving.wait()
             seconds = time.monotonic() - start
-            assert gpus.library.fake_is_aborted(0)
+            assert fake_gpus.library.fake_is_aborted(0)
             with pytest.raises(PeerFailure, match=within):
                 receiving.wait()
             with pytest.raises(PeerFailure, match="aborted after an earlier failure"):
                 collective.send(GpuArray.of(np.zeros(3)), 1).wait()
             return seconds
 
-        seconds = run_ranks(gpus, 2, body, deadline_seconds=deadline)[0]
+        seconds = run_ranks(fake_gpus, 2, body, deadline_seconds=deadline)[0]
         assert 0.97 * deadline <= seconds <= 2 * deadline
 
     check_with_deadlines(check, (0.3, 3.0))
 
 
-def test_a_blocking_call_of_nccl_is_ended_at_the_deadline(gpus: FakeGpus) -> None:
+def test_a_blocking_call_of_nccl_is_ended_at_the_deadline(fake_gpus: FakeGpus) -> None:
     def check(deadline: float) -> None:
-        gpus.library.fake_reset()
-        gpus.library.fake_block_groups(1)
+        fake_gpus.library.fake_reset()
+        fake_gpus.library.fake_block_groups(1)
 
         def body(collective: NcclCollective) -> float:
             start = time.monotonic()
@@ -229,26 +219,26 @@ def test_a_blocking_call_of_nccl_is_ended_at_the_deadline(gpus: FakeGpus) -> Non
                 collective.receive(GpuArray.of(np.zeros(3)), 0).wait()
             return time.monotonic() - start
 
-        assert run_ranks(gpus, 1, body, deadline_seconds=deadline)[0] < deadline + 1.7
+        assert run_ranks(fake_gpus, 1, body, deadline_seconds=deadline)[0] < deadline + 1.7
 
     try:
         check_with_deadlines(check, (0.3, 3.0))
     finally:
-        gpus.library.fake_block_groups(0)
+        fake_gpus.library.fake_block_groups(0)
 
 
-def test_an_error_that_nccl_detects_is_raised_before_the_deadline(gpus: FakeGpus) -> None:
+def test_an_error_that_nccl_detects_is_raised_before_the_deadline(fake_gpus: FakeGpus) -> None:
     def body(collective: NcclCollective) -> None:
         if collective.rank == 1:
             return
-        gpus.library.fake_fail(0, 6)
+        fake_gpus.library.fake_fail(0, 6)
         with pytest.raises(PeerFailure, match=r"remote process exited.*\(the fake says why\)"):
             collective.receive(GpuArray.of(np.zeros(3)), 1).wait()
 
-    run_ranks(gpus, 2, body)
+    run_ranks(fake_gpus, 2, body)
 
 
-def test_a_message_of_another_size_is_an_error_on_both_ranks(gpus: FakeGpus) -> None:
+def test_a_message_of_another_size_is_an_error_on_both_ranks(fake_gpus: FakeGpus) -> None:
     def body(collective: NcclCollective) -> None:
         if collective.rank == 0:
             work = collective.send(GpuArray.of(np.zeros(3)), 1)
@@ -257,92 +247,92 @@ def test_a_message_of_another_size_is_an_error_on_both_ranks(gpus: FakeGpus) -> 
         with pytest.raises(PeerFailure, match="invalid usage"):
             work.wait()
 
-    run_ranks(gpus, 2, body)
+    run_ranks(fake_gpus, 2, body)
 
 
 @pytest.mark.parametrize("name", ["ncclGroupStart", "ncclSend", "ncclGroupEnd", "cuEventRecord"])
-def test_errors_of_a_call_are_raised_by_its_waiter(gpus: FakeGpus, name: str) -> None:
+def test_errors_of_a_call_are_raised_by_its_waiter(fake_gpus: FakeGpus, name: str) -> None:
     def body(collective: NcclCollective) -> None:
-        gpus.library.fake_refuse(name.encode(), 5)
+        fake_gpus.library.fake_refuse(name.encode(), 5)
         try:
             with pytest.raises(PeerFailure, match=f"{name} failed: (invalid usage|some error)"):
                 collective.send(GpuArray.of(np.zeros(3)), 0).wait()
         finally:
-            gpus.library.fake_refuse(b"", 0)
+            fake_gpus.library.fake_refuse(b"", 0)
 
-    run_ranks(gpus, 1, body)
+    run_ranks(fake_gpus, 1, body)
 
 
-def test_a_lost_gpu_is_an_error_of_the_device(gpus: FakeGpus) -> None:
+def test_a_lost_gpu_is_an_error_of_the_device(fake_gpus: FakeGpus) -> None:
     def body(collective: NcclCollective) -> None:
         work = collective.receive(GpuArray.of(np.zeros(3)), 0)
         assert not work.done()
-        gpus.library.fake_refuse(b"cuEventQuery", 999)
+        fake_gpus.library.fake_refuse(b"cuEventQuery", 999)
         try:
             with pytest.raises(DeviceError, match="cuEventQuery failed: some error of the driver"):
                 work.wait()
         finally:
-            gpus.library.fake_refuse(b"", 0)
+            fake_gpus.library.fake_refuse(b"", 0)
 
-    run_ranks(gpus, 1, body)
+    run_ranks(fake_gpus, 1, body)
 
 
-def test_a_graph_capture_of_another_thread_is_not_disturbed(gpus: FakeGpus) -> None:
+def test_a_graph_capture_of_another_thread_is_not_disturbed(fake_gpus: FakeGpus) -> None:
     def body(collective: NcclCollective) -> Any:
         got = GpuArray.of(np.zeros(3))
         works = [collective.send(GpuArray.of(np.ones(3)), 0), collective.receive(got, 0)]
-        gpus.library.fake_capture(1)
+        fake_gpus.library.fake_capture(1)
         try:
             for work in works:
                 work.wait()
         finally:
-            gpus.library.fake_capture(0)
+            fake_gpus.library.fake_capture(0)
         return got.tolist()
 
-    assert run_ranks(gpus, 1, body) == [[1.0, 1.0, 1.0]]
+    assert run_ranks(fake_gpus, 1, body) == [[1.0, 1.0, 1.0]]
 
 
-def test_a_rejected_communicator_is_an_error_at_start(gpus: FakeGpus) -> None:
-    gpus.library.fake_refuse(b"ncclCommInitRank", 2)
+def test_a_rejected_communicator_is_an_error_at_start(fake_gpus: FakeGpus) -> None:
+    fake_gpus.library.fake_refuse(b"ncclCommInitRank", 2)
     try:
         host = LocalGroup(1).join(0)
         with pytest.raises(InternalError, match="ncclCommInitRank failed: unhandled system error"):
-            NcclCollective(host, gpus.nccl, gpus.cuda, device=0)
+            NcclCollective(host, fake_gpus.nccl, fake_gpus.cuda, device=0)
     finally:
-        gpus.library.fake_refuse(b"", 0)
+        fake_gpus.library.fake_refuse(b"", 0)
 
 
-def test_a_rank_that_sees_only_its_own_gpu_uses_it(gpus: FakeGpus) -> None:
+def test_a_rank_that_sees_only_its_own_gpu_uses_it(fake_gpus: FakeGpus) -> None:
     """With its number on the machine, the rank would use a GPU that it does not see."""
-    gpus.library.fake_show_devices(1)
+    fake_gpus.library.fake_show_devices(1)
     try:
-        assert gpus.cuda.retain_context(3) == gpus.cuda.retain_context(0)
-        gpus.library.fake_show_devices(2)
+        assert fake_gpus.cuda.retain_context(3) == fake_gpus.cuda.retain_context(0)
+        fake_gpus.library.fake_show_devices(2)
         with pytest.raises(DeviceError, match="cuDeviceGet"):
-            gpus.cuda.retain_context(3)
+            fake_gpus.cuda.retain_context(3)
     finally:
-        gpus.library.fake_show_devices(8)
+        fake_gpus.library.fake_show_devices(8)
 
 
-def test_wrong_device_buffers_are_rejected(gpus: FakeGpus) -> None:
+def test_wrong_device_buffers_are_rejected(fake_gpus: FakeGpus) -> None:
     def body(collective: NcclCollective) -> None:
         with pytest.raises(InvalidArgumentError, match="C-contiguous"):
             collective.send(GpuArray.of(np.zeros((4, 4)))[:, 1], 0)
         with pytest.raises(InvalidArgumentError, match="ranks 0 to 0"):
             collective.receive(GpuArray.of(np.zeros(4)), 1)
 
-    run_ranks(gpus, 1, body)
+    run_ranks(fake_gpus, 1, body)
 
 
-def test_it_reports_its_memory_kinds(gpus: FakeGpus) -> None:
+def test_it_reports_its_memory_kinds(fake_gpus: FakeGpus) -> None:
     assert tuple(NcclCollective.devices) == ("cpu", "cuda")
 
 
 @pytest.fixture
-def installed(gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> CollectiveDescriptor:
+def installed(fake_gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> CollectiveDescriptor:
     """The plugin on a machine whose NCCL and driver are the imitation."""
-    monkeypatch.setattr(collective_module, "open_nccl", lambda: gpus.nccl)
-    monkeypatch.setattr(collective_module, "open_cuda", lambda: gpus.cuda)
+    monkeypatch.setattr(collective_module, "open_nccl", lambda: fake_gpus.nccl)
+    monkeypatch.setattr(collective_module, "open_cuda", lambda: fake_gpus.cuda)
     return make_plugin_manager().collective("nccl")
 
 

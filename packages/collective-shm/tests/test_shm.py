@@ -26,39 +26,24 @@ from sparring_shm import _native, meeting, plugin
 from sparring_shm.collective import ShmCollective
 from sparring_shm.meeting import connect_local_ranks
 from sparring_shm.options import ShmOptions
+from sparring_testing.processes.child_processes import ChildProcesses, wait_for
 from sparring_testing.processes.deadlines import check_with_deadlines
 from sparring_testing.processes.mpi_launcher import MPIEXEC, needs_mpi
+from sparring_testing.processes.table_steps import descend
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 WORLD_SIZE = 3
 
-Start = Callable[[float, Path], "list[subprocess.Popen[str]]"]
 
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    ranks: list[subprocess.Popen[str]] = []
-
-    def launch(deadline_seconds: float, folder: Path) -> list[subprocess.Popen[str]]:
-        program = str(Path(__file__).with_name("rank_until_failure.py"))
-        for rank in range(WORLD_SIZE):
-            given = [str(rank), str(WORLD_SIZE), str(deadline_seconds), str(folder)]
-            ranks.append(
-                subprocess.Popen(
-                    [sys.executable, program, *given], stderr=subprocess.PIPE, text=True
-                )
-            )
-        limit = time.monotonic() + 60
-        while len(list(folder.glob("*.started"))) < WORLD_SIZE:
-            assert all(each.poll() is None for each in ranks[-WORLD_SIZE:])
-            assert time.monotonic() < limit
-            time.sleep(0.01)
-        return ranks[-WORLD_SIZE:]
-
-    yield launch
-    for each in ranks:
-        each.kill()
-        each.communicate()
+def start(
+    child_processes: ChildProcesses, deadline_seconds: float, folder: Path
+) -> list[subprocess.Popen[str]]:
+    program = [sys.executable, str(Path(__file__).with_name("rank_until_failure.py"))]
+    given = [str(WORLD_SIZE), str(deadline_seconds), str(folder)]
+    ranks = [child_processes.start([*program, str(rank), *given]) for rank in range(WORLD_SIZE)]
+    for rank in range(WORLD_SIZE):
+        wait_for(folder / f"{rank}.started", 60)
+    return ranks
 
 
 def failures(ranks: list[subprocess.Popen[str]], folder: Path, survivors: list[int]) -> list[Any]:
@@ -69,8 +54,10 @@ def failures(ranks: list[subprocess.Popen[str]], folder: Path, survivors: list[i
 
 
 @pytest.mark.alone
-def test_a_killed_rank_is_named_long_before_the_deadline(start: Start, tmp_path: Path) -> None:
-    ranks = start(600.0, tmp_path)
+def test_a_killed_rank_is_named_long_before_the_deadline(
+    child_processes: ChildProcesses, tmp_path: Path
+) -> None:
+    ranks = start(child_processes, 600.0, tmp_path)
     killed = time.time()
     ranks[1].send_signal(signal.SIGKILL)
     for each in failures(ranks, tmp_path, [0, 2]):
@@ -79,11 +66,13 @@ def test_a_killed_rank_is_named_long_before_the_deadline(start: Start, tmp_path:
 
 
 @pytest.mark.alone
-def test_a_stopped_rank_is_named_at_the_deadline(start: Start, tmp_path: Path) -> None:
+def test_a_stopped_rank_is_named_at_the_deadline(
+    child_processes: ChildProcesses, tmp_path: Path
+) -> None:
     def check(deadline: float) -> None:
         folder = tmp_path / f"{deadline:g}"
         folder.mkdir()
-        ranks = start(deadline, folder)
+        ranks = start(child_processes, deadline, folder)
         stopped = time.time()
         ranks[1].send_signal(signal.SIGSTOP)
         for each in failures(ranks, folder, [0, 2]):
@@ -165,7 +154,7 @@ def test_steps_in_two_levels_have_the_bits_of_the_ring(hosts: str) -> None:
                 made.declare(TableConfig("item", 4))
                 random = np.random.default_rng(collective.rank)
                 for _ in range(3):
-                    with made.step(descend) as step:
+                    with made.step(descend(0.25)) as step:
                         rows = step.lookup("item", random.integers(0, 50, 30))
                         gradient = random.random(rows.rows.shape, np.float32)
                         step.accumulate(rows, gradient)
@@ -184,11 +173,6 @@ def test_steps_in_two_levels_have_the_bits_of_the_ring(hosts: str) -> None:
     two_levels = rows(True)
     assert len(two_levels) == 50
     assert two_levels == rows(False)
-
-
-def descend(updates: Any) -> None:
-    for each in updates:
-        each.rows[:, :4] -= 0.25 * each.gradients
 
 
 @pytest.mark.parametrize("failed", range(5))

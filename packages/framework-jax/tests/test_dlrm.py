@@ -97,6 +97,7 @@ def trained_in_torch(
     return weights, losses, metrics
 
 
+@pytest.mark.slow  # compiles the model
 def test_losses_of_the_first_steps_equal_torch() -> None:
     config = load_config(
         ROOT / "configs/quickstart.yaml",

@@ -113,6 +113,7 @@ np.savez(f"{{size}}-{{rank}}.npz", w=weights["w"], rows=rows)
 """
 
 
+@pytest.mark.slow  # the processes import jax
 @needs_mpi
 def test_two_processes_of_mpiexec_equal_one(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.format(folder=str(Path(__file__).parent)))

@@ -21,6 +21,7 @@ from sparring.errors import InvalidArgumentError, SparringError
 from sparring_jax.batch import embeddings
 from sparring_jax.optimizer import Optimizer
 from sparring_jax.tables import Tables
+from sparring_testing.processes.table_steps import read_arrays, read_tables
 
 DIM, RATE = 8, 0.05
 TABLE = TableConfig("rows", DIM, seed=5, initializer=Uniform(-0.05, 0.05))
@@ -121,15 +122,6 @@ class InTensorFlow:
         self._optimizer.apply(tape.gradient(loss, variables), variables)
 
 
-def rows_of(container: StepContainer) -> dict[int, Any]:
-    """Key → the whole row, including its state."""
-    return {
-        int(key): row
-        for chunk in container.storage("rows").scan()
-        for key, row in zip(chunk.keys, chunk.rows.copy(), strict=True)
-    }
-
-
 ORDERS = {
     "torch to jax": (InTorch, InJax),
     "jax to torch": (InJax, InTorch),
@@ -164,7 +156,7 @@ def test_training_continues_from_a_snapshot_of_another_framework(
         before.save(str(tmp_path / "snapshot"))
         continued = second(after, optimizer)
         after.load(str(tmp_path / "snapshot"))
-        begun_rows, taken = rows_of(before), rows_of(after)
+        begun_rows, taken = read_arrays(before, "rows"), read_arrays(after, "rows")
         assert begun_rows.keys() == taken.keys()
         assert all(np.array_equal(row, taken[key]) for key, row in begun_rows.items())
         if "adam" in optimizer and second is not InJax:
@@ -173,7 +165,7 @@ def test_training_continues_from_a_snapshot_of_another_framework(
             continued.step(*batch)
         for batch in steps:
             whole.step(*batch)
-        continued_rows, whole_rows = rows_of(after), rows_of(alone)
+        continued_rows, whole_rows = read_arrays(after, "rows"), read_arrays(alone, "rows")
     assert continued_rows.keys() == whole_rows.keys()
     for key, row in continued_rows.items():
         np.testing.assert_allclose(row, whole_rows[key], rtol=1e-4, atol=1e-5)
@@ -205,9 +197,7 @@ def test_pytrees_are_restored_and_training_continues_bit_by_bit(tmp_path: Path) 
         for each in (begun, other):
             for batch in steps:
                 each.step(*batch)
-        assert {key: row.tobytes() for key, row in rows_of(before).items()} == {
-            key: row.tobytes() for key, row in rows_of(after).items()
-        }
+        assert read_tables(before) == read_tables(after)
 
 
 def test_a_snapshot_without_the_parts_is_rejected_before_anything_changes(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,11 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring import LocalGroup, StepContainer, open_snapshot
+from sparring import StepContainer, open_snapshot
 from sparring.collective import coordinator
 from sparring.errors import InvalidArgumentError, SnapshotError, UnsupportedError
-from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_containers
+from sparring_testing.processes.table_steps import read_rows
 from sparring_tf.layers.embedding import Embedding
 from sparring_tf.optim.optimizer import Optimizer
 from sparring_tf.saving import saved_rows
@@ -34,21 +34,6 @@ IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
 @pytest.fixture(autouse=True)
 def few_bytes_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved_rows, "MAX_BYTES", 100)
-
-
-def on_ranks(world_size: int, body: Callable[[StepContainer], Any]) -> list[Any]:
-    """Each rank is a thread."""
-    group = LocalGroup(world_size, deadline_seconds=20)
-
-    def run(rank: int) -> Any:
-        collective = group.join(rank)
-        with StepContainer(
-            collective=collective, rendezvous=ThreadRendezvous(world_size)
-        ) as container:
-            return body(container)
-
-    with ThreadPoolExecutor(world_size) as threads:
-        return [each.result() for each in [threads.submit(run, rank) for rank in range(world_size)]]
 
 
 def model_in(container: StepContainer, **options: Any) -> Any:
@@ -80,28 +65,19 @@ def test_ranks_restore_the_rows_of_the_best_epoch_or_all_raise(bests: tuple[int,
         for epoch in range(2):
             loss = float(epoch != bests[container.collective.rank])
             stopping.on_epoch_end(epoch, {"val_loss": loss})
-            found.append(rows_of(container))
+            found.append(read_rows(container, "rows"))
             step(model, container)
         try:
             stopping.on_train_end()
         except InvalidArgumentError as error:
             return str(error)
-        return found[0], rows_of(container), container.num_rows("rows")
+        return found[0], read_rows(container, "rows"), container.num_rows("rows")
 
-    results = on_ranks(2, body)
+    results = run_containers(2, body)
     if bests == (0, 0):
         assert all(expected == found and count for expected, found, count in results)
     else:
         assert all("different best epochs" in each for each in results)
-
-
-def rows_of(container: StepContainer) -> dict[int, bytes]:
-    chunks = container.storage("rows").scan() if container.num_rows("rows") else []
-    return {
-        int(key): row.tobytes()
-        for chunk in chunks
-        for key, row in zip(chunk.keys, chunk.rows, strict=True)
-    }
 
 
 def joined(parts: list[dict[int, bytes]]) -> dict[int, bytes]:
@@ -120,9 +96,9 @@ def test_ranks_save_one_model_and_any_number_of_ranks_loads_it(name: str, tmp_pa
         model = model_in(container)
         for _ in range(2):
             save_model(model, path, max_bytes_inside=1 << 40)
-        return rows_of(container)
+        return read_rows(container, "rows")
 
-    parts = on_ranks(2, save)
+    parts = run_containers(2, save)
     assert all(0 < len(part) < len(IDS) for part in parts)
     assert names_in(tmp_path) == [name, f"{name}.rows"]
     assert open_snapshot(f"{path}.rows/save-000002.0").world_size == 2
@@ -130,13 +106,13 @@ def test_ranks_save_one_model_and_any_number_of_ranks_loads_it(name: str, tmp_pa
     def load(container: StepContainer) -> dict[int, bytes]:
         model = model_in(container)
         model.load_weights(path)
-        return rows_of(container)
+        return read_rows(container, "rows")
 
     for world_size in (1, 3):
-        assert joined(on_ranks(world_size, load)) == joined(parts)
+        assert joined(run_containers(world_size, load)) == joined(parts)
     if name == "model.keras":
         layer = keras.models.load_model(path).layers[0]
-        assert rows_of(layer.agent.container) == joined(parts)
+        assert read_rows(layer.agent.container, "rows") == joined(parts)
 
 
 def test_a_failure_on_one_rank_is_reported_on_all(tmp_path: Path) -> None:
@@ -164,7 +140,7 @@ def test_a_failure_on_one_rank_is_reported_on_all(tmp_path: Path) -> None:
 
     (tmp_path / "file").write_text("no folder")
     (tmp_path / "elsewhere").mkdir()
-    first, second = on_ranks(2, body)
+    first, second = run_containers(2, body)
     for told in (first, second):
         assert told[0][0] is UnsupportedError
         assert "call sparring_tf.save_model(model, path) on all of them" in told[0][1]
@@ -192,17 +168,17 @@ def test_ranks_save_and_load_during_another_load(
 
         monkeypatch.setattr(storage, "_restore_impl", slowly)
         container.save(url)
-        before = rows_of(container)
+        before = read_rows(container, "rows")
         for call in (lambda: save_model(model, path), lambda: model.load_weights(path)):
             loading = container.load(url, blocking=False)
             # Without the wait, the other rank would receive messages of this load.
             time.sleep(0.2 * rank)
             call()
             assert loading.result().rows == {"rows": len(before)}
-        assert rows_of(container) == before
+        assert read_rows(container, "rows") == before
         return before
 
-    parts = on_ranks(2, body)
+    parts = run_containers(2, body)
     assert all(0 < len(part) < len(IDS) for part in parts)
 
 
@@ -233,7 +209,7 @@ def test_the_first_ranks_rows_of_separate_containers_are_saved(
             rows = next(iter(own.storage("own").scan())).rows
             return own.num_rows("own"), float(rows.mean())
 
-    assert on_ranks(2, body) == [(num_first, 1.0)] * 2
+    assert run_containers(2, body) == [(num_first, 1.0)] * 2
     places = ["save-000001.1"] if num_first == 3 else ["save-000001.0", "save-000001.1"]
     assert names_in(Path(f"{path}.rows")) == places
 
@@ -254,7 +230,7 @@ def test_a_failed_save_of_the_first_ranks_container_is_reported_on_all(tmp_path:
     def refuse(*_: object, **__: object) -> Any:
         raise SnapshotError("no room")
 
-    first, second = on_ranks(2, body)
+    first, second = run_containers(2, body)
     assert first == "no room"
     assert "rank 0" in second
     assert not path.exists()

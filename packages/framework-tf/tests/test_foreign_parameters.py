@@ -36,7 +36,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:input_dim")
 
 Make = Callable[..., Any]
 """Creates a layer with the settings of a test, which replace defaults."""
-Check = Callable[[Make], None]
 
 
 def of_table(**settings: Any) -> Any:
@@ -71,61 +70,63 @@ def train(layer: Any, ids: Any = (1, 2, 3), optimizer: Any = None, gradient: flo
 # ---- effects of parameters
 
 
-def rejects(*values: Any, name: str) -> Check:
-    def check(make: Make) -> None:
-        for value in values:
-            with pytest.raises(SparringError):
-                make(**{name: value})
-
-    return check
-
-
-def changes_initial_rows(name: str, *values: Any) -> Check:
-    def check(make: Make) -> None:
-        first, second = (rows(make(**{name: value})) for value in values)
-        assert not np.array_equal(first, second)
-
-    return check
+TABLES = pytest.mark.parametrize(
+    "make", [of_table, of_kind(Embedding), of_kind(EmbeddingBag)], ids=["table", "layer", "bag"]
+)
+LAYERS = pytest.mark.parametrize(
+    "make", [of_kind(Embedding), of_kind(EmbeddingBag)], ids=["layer", "bag"]
+)
 
 
-def sets_rows(name: str) -> Check:
-    def check(make: Make) -> None:
-        assert (rows(make(**{name: keras.initializers.Constant(3.0)})) == 3).all()
+@TABLES
+@pytest.mark.parametrize(("name", "values"), [("name", ("table", "other")), ("seed", (0, 1))])
+def test_initial_rows_depend_on(make: Make, name: str, values: tuple[Any, Any]) -> None:
+    first, second = (rows(make(**{name: value})) for value in values)
+    assert not np.array_equal(first, second)
 
-    return check
+
+@TABLES
+def test_rows_start_as_given(make: Make) -> None:
+    given = {"initializer": keras.initializers.Constant(3.0)}
+    assert (rows(make(**given)) == 3).all()
+    if make is not of_table:
+        given = {"embeddings_initializer": keras.initializers.Constant(3.0)}
+        assert (rows(make(**given)) == 3).all()
 
 
-def sets_dim(name: str) -> Check:
-    def check(make: Make) -> None:
+@TABLES
+def test_the_dim_is_as_given(make: Make) -> None:
+    for name in ("embedding_dim",) if make is of_table else ("embedding_dim", "output_dim"):
         assert rows(make(**{name: 7})).shape == (3, 7)
 
-    return check
+
+@TABLES
+def test_rows_are_rounded_to_the_dtype(make: Make) -> None:
+    name = "dtype" if make is of_table else "table_dtype"
+    found = rows(make(**{name: "float16", "initializer": sparring.Constant(1 / 3)}))
+    assert (found == np.float32(np.float16(1 / 3))).all()
 
 
-def rounds_rows(name: str) -> Check:
-    def check(make: Make) -> None:
-        found = rows(make(**{name: "float16", "initializer": sparring.Constant(1 / 3)}))
-        assert (found == np.float32(np.float16(1 / 3))).all()
-
-    return check
-
-
-def bounds_rows(**settings: Any) -> Check:
-    def check(make: Make) -> None:
+@TABLES
+def test_the_vocabulary_bounds_the_rows(make: Make) -> None:
+    given: list[dict[str, Any]] = [{"vocabulary_size": 500}]
+    if make is not of_table:
+        given.append({"input_dim": 500, "output_dim": 4})
+    for settings in given:
         layer = make(**settings)
         with pytest.raises(CapacityError):
             train(layer, range(1000))
-        train(make(), range(1000))
-
-    return check
+    train(make(), range(1000))
 
 
-def check_admission(make: Make) -> None:
+@TABLES
+def test_ids_that_are_not_admitted_get_no_rows(make: Make) -> None:
     layer = make(admission={"kind": "probability", "p": 0})
     assert train(layer).container.num_rows("table") == 0
 
 
-def check_expiry(make: Make) -> None:
+@TABLES
+def test_rows_expire(make: Make) -> None:
     layer = make(expire={"after_steps": 1})
     optimizer = train(layer, [1])
     for _ in range(20):
@@ -133,7 +134,8 @@ def check_expiry(make: Make) -> None:
     assert optimizer.container.num_rows("table") == 1
 
 
-def check_placement(make: Make) -> None:
+@TABLES
+def test_the_placement_is_as_given(make: Make) -> None:
     kept = {}
     for placement in ("replicated", "sharded", "auto", "default_device"):
         layer = make(placement=placement)
@@ -151,7 +153,8 @@ def check_placement(make: Make) -> None:
         make(placement="gpu")
 
 
-def check_storage(make: Make) -> None:
+@TABLES
+def test_the_storage_is_as_given(make: Make) -> None:
     kinds = {
         name: type(train(make(storage=name)).container.storage("table"))
         for name in ("memory", "hkv")
@@ -159,7 +162,8 @@ def check_storage(make: Make) -> None:
     assert kinds["memory"] is not kinds["hkv"]
 
 
-def check_combiner(make: Make) -> None:
+@pytest.mark.parametrize("make", [of_table, of_kind(EmbeddingBag)], ids=["table", "bag"])
+def test_bags_are_combined_as_given(make: Make) -> None:
     bag = tf.constant([[1, 2, 3, 4]], tf.int64)
     found = {name: np.asarray(make(combiner=name)(bag)) for name in ("sum", "mean", "sqrtn")}
     np.testing.assert_allclose(found["sum"], 4 * found["mean"], rtol=1e-5)
@@ -168,60 +172,47 @@ def check_combiner(make: Make) -> None:
         make(combiner="max")
 
 
-def check_container(make: Make) -> None:
+@LAYERS
+def test_the_container_is_as_given(make: Make) -> None:
     with StepContainer() as container:
         assert train(make(container=container)).container is container
 
 
-def check_padding(**settings: Any) -> Check:
-    def check(make: Make) -> None:
-        layer = make(**settings)
-        assert not rows(layer, [0]).any()
-        assert layer.compute_mask(tf.constant([0, 1], tf.int64)).numpy().tolist() == [False, True]
-        assert train(layer, [0, 1]).container.num_rows("table") == 1
-
-    return check
+@pytest.mark.parametrize("settings", [{"mask_zero": True}, {"padding_id": 0}])
+def test_the_padding_id_has_no_row(settings: dict[str, Any]) -> None:
+    layer = of_kind(Embedding)(**settings)
+    assert not rows(layer, [0]).any()
+    assert layer.compute_mask(tf.constant([0, 1], tf.int64)).numpy().tolist() == [False, True]
+    assert train(layer, [0, 1]).container.num_rows("table") == 1
 
 
-SHARED: dict[str, Check] = {
-    "name": changes_initial_rows("name", "table", "other"),
-    "seed": changes_initial_rows("seed", 0, 1),
-    "initializer": sets_rows("initializer"),
-    "vocabulary_size": bounds_rows(vocabulary_size=500),
-    "admission": check_admission,
-    "expire": check_expiry,
-    "placement": check_placement,
-    "storage": check_storage,
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("optimizer", ("adam", keras.optimizers.SGD())),
+        ("max_ids_per_partition", (255, 10_000, None)),
+        ("max_unique_ids_per_partition", (255, 10_000)),
+    ],
+)
+def test_settings_of_sparsecores_are_rejected(name: str, values: tuple[Any, ...]) -> None:
+    for value in values:
+        with pytest.raises(SparringError):
+            of_table(**{name: value})
+
+
+_SHARED = "name seed initializer vocabulary_size admission expire placement storage embedding_dim"
+_LAYERS = _SHARED.removeprefix("name ")
+_LAYERS += " output_dim input_dim embeddings_initializer table_dtype container"
+TESTED: dict[Any, str] = {
+    TableConfig: f"{_SHARED} optimizer combiner max_ids_per_partition dtype "
+    "max_unique_ids_per_partition",
+    Embedding: f"{_LAYERS} mask_zero padding_id",
+    EmbeddingBag: f"{_LAYERS} combiner",
+    FeatureConfig: "name table input_shape output_shape",
+    EmbeddingCollection: "features storage container",
+    DistributedEmbedding: "feature_configs table_stacking",
 }
-OF_TABLE: dict[str, Check] = {
-    **SHARED,
-    "embedding_dim": sets_dim("embedding_dim"),
-    "optimizer": rejects("adam", keras.optimizers.SGD(), name="optimizer"),
-    "combiner": check_combiner,
-    "max_ids_per_partition": rejects(255, 10_000, None, name="max_ids_per_partition"),
-    "max_unique_ids_per_partition": rejects(255, 10_000, name="max_unique_ids_per_partition"),
-    "dtype": rounds_rows("dtype"),
-}
-OF_LAYERS: dict[str, Check] = {
-    **{name: check for name, check in SHARED.items() if name != "name"},
-    "embedding_dim": sets_dim("embedding_dim"),
-    "output_dim": sets_dim("output_dim"),
-    "input_dim": bounds_rows(input_dim=500, output_dim=4),
-    "embeddings_initializer": sets_rows("embeddings_initializer"),
-    "table_dtype": rounds_rows("table_dtype"),
-    "container": check_container,
-}
-OF_EMBEDDING = {
-    **OF_LAYERS,
-    "mask_zero": check_padding(mask_zero=True),
-    "padding_id": check_padding(padding_id=0),
-}
-OF_BAG = {**OF_LAYERS, "combiner": check_combiner}
-CHECKS: dict[str, tuple[Any, Make, dict[str, Check]]] = {
-    "TableConfig": (TableConfig, of_table, OF_TABLE),
-    "Embedding": (Embedding, of_kind(Embedding), OF_EMBEDDING),
-    "EmbeddingBag": (EmbeddingBag, of_kind(EmbeddingBag), OF_BAG),
-}
+"""Parameters that the tests of this file cover."""
 
 
 def parameters(callable_: Any) -> dict[str, Any]:
@@ -231,18 +222,9 @@ def parameters(callable_: Any) -> dict[str, Any]:
     return {each.name: each.default for each in found if each.kind not in kinds}
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind, (_, _, own) in CHECKS.items() for name in own]
-)
-def test_a_parameter_has_an_effect_or_raises(kind: str, name: str) -> None:
-    _, make, checks = CHECKS[kind]
-    checks[name](make)
-
-
-@pytest.mark.parametrize("kind", CHECKS)
-def test_every_parameter_has_a_check(kind: str) -> None:
-    made, _, checks = CHECKS[kind]
-    assert parameters(made).keys() == checks.keys()
+@pytest.mark.parametrize("kind", TESTED)
+def test_every_parameter_has_a_test(kind: Any) -> None:
+    assert parameters(kind).keys() == set(TESTED[kind].split())
 
 
 # ---- features and collections
@@ -253,47 +235,40 @@ def feature(**settings: Any) -> FeatureConfig:
     return FeatureConfig(**{"name": "feature", "table": table, **settings})
 
 
-def check_feature_name() -> None:
+def test_effect_of_FeatureConfig_name() -> None:
     layer = DistributedEmbedding(feature(name="film"))
     assert list(layer.feature_configs) == ["film"]
     with pytest.raises(InvalidArgumentError, match="feature 'film'"):
         layer(tf.constant([0.5]))
 
 
-def check_feature_table() -> None:
+def test_effect_of_FeatureConfig_table() -> None:
     wide = TableConfig("wide", embedding_dim=9, storage="memory")
     assert rows(DistributedEmbedding(feature(table=wide))).shape == (3, 9)
 
 
-def check_shape(name: str) -> Callable[[], None]:
-    def check() -> None:
-        shape = (None, 4)
-        layer = DistributedEmbedding(feature(**{name: shape}))
-        again = DistributedEmbedding.from_config(layer.get_config())
-        assert getattr(again.feature_configs["feature"], name) == shape
-        for wrong in (3, (), ("a",)):
-            with pytest.raises(InvalidArgumentError, match=f"{name} must be a tuple"):
-                feature(**{name: wrong})
-
-    return check
-
-
-def check_output_shape() -> None:
-    check_shape("output_shape")()
-    with pytest.raises(InvalidArgumentError, match=r"\(2, 5\) does not end in embedding_dim 4"):
-        feature(output_shape=(2, 5))
+@pytest.mark.parametrize("name", ["input_shape", "output_shape"])
+def test_effect_of_FeatureConfig_shapes(name: str) -> None:
+    shape = (None, 4)
+    layer = DistributedEmbedding(feature(**{name: shape}))
+    again = DistributedEmbedding.from_config(layer.get_config())
+    assert getattr(again.feature_configs["feature"], name) == shape
+    for wrong in (3, (), ("a",)):
+        with pytest.raises(InvalidArgumentError, match=f"{name} must be a tuple"):
+            feature(**{name: wrong})
+    if name == "output_shape":
+        with pytest.raises(InvalidArgumentError, match=r"\(2, 5\) does not end in embedding_dim 4"):
+            feature(output_shape=(2, 5))
 
 
-def check_features(kind: Any) -> Callable[[], None]:
-    def check() -> None:
-        layer = kind({"first": feature(), "second": feature()})
-        found = layer({"first": tf.constant([1]), "second": tf.constant([2])})
-        assert found.keys() == {"first", "second"}
-
-    return check
+@pytest.mark.parametrize("kind", [EmbeddingCollection, DistributedEmbedding])
+def test_effect_of_features_and_feature_configs(kind: Any) -> None:
+    layer = kind({"first": feature(), "second": feature()})
+    found = layer({"first": tf.constant([1]), "second": tf.constant([2])})
+    assert found.keys() == {"first", "second"}
 
 
-def check_collection_storage() -> None:
+def test_effect_of_EmbeddingCollection_storage() -> None:
     table = TableConfig("table", embedding_dim=4)
     layers = [
         EmbeddingCollection({"feature": FeatureConfig("feature", table)}, storage=name)
@@ -307,44 +282,17 @@ def check_collection_storage() -> None:
     assert len(found) == 2
 
 
-def check_collection_container() -> None:
+def test_effect_of_EmbeddingCollection_container() -> None:
     with StepContainer() as container:
         layer = EmbeddingCollection({"f": feature()}, container=container)
         layer({"f": tf.constant([1])})
         assert "table" in container.tables
 
 
-def check_table_stacking() -> None:
+def test_effect_of_DistributedEmbedding_table_stacking() -> None:
     for value in (None, ["table"], [["table"]]):
         with pytest.raises(UnsupportedError, match=r"table_stacking.*has no effect.*leave it out"):
             DistributedEmbedding(feature(), table_stacking=value)
-
-
-OTHER_CHECKS: dict[Any, dict[str, Callable[[], None]]] = {
-    FeatureConfig: {
-        "name": check_feature_name,
-        "table": check_feature_table,
-        "input_shape": check_shape("input_shape"),
-        "output_shape": check_output_shape,
-    },
-    EmbeddingCollection: {
-        "features": check_features(EmbeddingCollection),
-        "storage": check_collection_storage,
-        "container": check_collection_container,
-    },
-    DistributedEmbedding: {
-        "feature_configs": check_features(DistributedEmbedding),
-        "table_stacking": check_table_stacking,
-    },
-}
-
-
-@pytest.mark.parametrize("kind", OTHER_CHECKS)
-def test_every_parameter_of_features_and_collections_has_an_effect_or_raises(kind: Any) -> None:
-    checks = OTHER_CHECKS[kind]
-    assert parameters(kind).keys() == checks.keys()
-    for check in checks.values():
-        check()
 
 
 # ---- options of Keras's and keras-rs' layers
@@ -437,14 +385,19 @@ def test_keras_rs_has_the_parameters_that_are_known() -> None:
         assert {each: theirs[each] for each in plain} == plain
 
 
-def check_regularizer(make: Make) -> None:
+OF_EVERY_LAYER = pytest.mark.parametrize("make", [of_kind(Embedding), of_kind(EmbeddingBag)])
+
+
+@OF_EVERY_LAYER
+def test_effect_of_layers_activity_regularizer(make: Make) -> None:
     layer = make(activity_regularizer=keras.regularizers.L2(0.5))
     found = rows(layer)
     # As in Keras, by example.
     np.testing.assert_allclose(layer.losses[0], 0.5 * (found**2).sum() / 3, rtol=1e-5)
 
 
-def check_trainable(make: Make) -> None:
+@OF_EVERY_LAYER
+def test_effect_of_layers_trainable(make: Make) -> None:
     layer = make(trainable=False)
     assert not layer.trainable_variables
     with tf.GradientTape() as tape:
@@ -452,11 +405,13 @@ def check_trainable(make: Make) -> None:
     assert tape.gradient(loss, layer.trainable_variables) == []
 
 
-def check_layer_dtype(make: Make) -> None:
+@OF_EVERY_LAYER
+def test_effect_of_layers_dtype(make: Make) -> None:
     assert rows(make(dtype="float16")).dtype == np.float16
 
 
-def check_autocast(make: Make) -> None:
+@OF_EVERY_LAYER
+def test_effect_of_layers_autocast(make: Make) -> None:
     # As in Keras, integers are not converted to the layer's dtype.
     for autocast in (True, False):
         layer = make(autocast=autocast)
@@ -464,17 +419,11 @@ def check_autocast(make: Make) -> None:
         assert not np.array_equal(rows(layer, [2**24]), rows(layer, [2**24 + 1]))
 
 
-OF_EVERY_LAYER: dict[str, Check] = {
-    "activity_regularizer": check_regularizer,
-    "trainable": check_trainable,
-    "dtype": check_layer_dtype,
-    "autocast": check_autocast,
-    "name": changes_initial_rows("name", "table", "other"),
-}
+@OF_EVERY_LAYER
+def test_effect_of_layers_name(make: Make) -> None:
+    assert not np.array_equal(rows(make(name="table")), rows(make(name="other")))
 
 
-@pytest.mark.parametrize("kind", [Embedding, EmbeddingBag])
-def test_every_option_of_keras_layers_has_its_effect(kind: Any) -> None:
-    assert parameters(keras.layers.Layer).keys() == OF_EVERY_LAYER.keys()
-    for check in OF_EVERY_LAYER.values():
-        check(of_kind(kind))
+def test_every_option_of_keras_layers_has_a_test() -> None:
+    tests = {name for name in globals() if name.startswith("test_effect_of_layers_")}
+    assert {f"test_effect_of_layers_{name}" for name in parameters(keras.layers.Layer)} == tests

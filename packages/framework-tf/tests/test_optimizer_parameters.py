@@ -6,7 +6,6 @@ The parameters are read from the signatures: a new one without an entry here fai
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -55,19 +54,19 @@ def parameters(callable_: Any) -> dict[str, Any]:
 # ---- parameters of Optimizer
 
 
-def check_layers() -> None:
+def test_effect_of_layers() -> None:
     with pytest.raises(InvalidArgumentError, match="the given layers have no tables"):
         Optimizer(keras.layers.Dense(1), SGD())
 
 
-def check_sparse() -> None:
+def test_effect_of_sparse() -> None:
     for sparse, moved in ((SGD(0.5), 0.5), ("sgd", 0.01)):
         layer, optimizer = made(sparse)
         step(layer, optimizer, 1.0)
         np.testing.assert_allclose(rows(layer), -moved, rtol=1e-6)
 
 
-def check_dense() -> None:
+def test_effect_of_dense() -> None:
     other = keras.Variable([1.0])
     layer, optimizer = made(dense=SGD(0.25))
     step(layer, optimizer, 1.0, [other])
@@ -75,7 +74,7 @@ def check_dense() -> None:
     assert (rows(layer) == -1).all()
 
 
-def check_learning_rate() -> None:
+def test_effect_of_learning_rate() -> None:
     layer, optimizer = made("sgd", learning_rate=0.5)
     step(layer, optimizer, 1.0)
     assert (rows(layer) == -0.5).all()
@@ -85,7 +84,7 @@ def check_learning_rate() -> None:
         made(learning_rate=0.5)
 
 
-def check_accumulation() -> None:
+def test_effect_of_gradient_accumulation_steps() -> None:
     layer, optimizer = made(gradient_accumulation_steps=2)
     step(layer, optimizer, 1.0)
     assert not rows(layer).any()
@@ -93,7 +92,7 @@ def check_accumulation() -> None:
     assert (rows(layer) == -2).all()
 
 
-def check_non_finite() -> None:
+def test_effect_of_non_finite_gradients() -> None:
     layer, optimizer = made(non_finite_gradients="skip")
     step(layer, optimizer, np.nan)
     assert not rows(layer).any()
@@ -101,47 +100,29 @@ def check_non_finite() -> None:
         step(*made(), np.nan)
 
 
-def check_tables() -> None:
+def test_effect_of_tables() -> None:
     layer, optimizer = made("sgd", tables={"table": {"lr": 0.25}})
     step(layer, optimizer, 1.0)
     assert (rows(layer) == -0.25).all()
 
 
-def check_update() -> None:
+def test_effect_of_update() -> None:
     for update, route in (("auto", "keras_sgd"), ("method", "keras_sgd"), ("shadow", "shadow")):
         assert made(update=update)[1].routes["table"].startswith(route)
 
 
-def check_plan() -> None:
+def test_effect_of_plan() -> None:
     with made(plan={"table": "table_wise"})[1].container as container:
         assert container.layout("table").kind == "table_wise"
 
 
-def check_name() -> None:
+def test_effect_of_name() -> None:
     assert made(name="mine")[1].name == "mine"
 
 
-OWN: dict[str, Callable[[], None]] = {
-    "layers": check_layers,
-    "sparse": check_sparse,
-    "dense": check_dense,
-    "learning_rate": check_learning_rate,
-    "gradient_accumulation_steps": check_accumulation,
-    "non_finite_gradients": check_non_finite,
-    "tables": check_tables,
-    "update": check_update,
-    "plan": check_plan,
-    "name": check_name,
-}
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_a_parameter_of_the_optimizer_has_its_effect(name: str) -> None:
-    OWN[name]()
-
-
 def test_every_parameter_of_the_optimizer_has_a_check() -> None:
-    assert parameters(Optimizer).keys() == OWN.keys()
+    tests = {name for name in globals() if name.startswith("test_effect_of_")}
+    assert {f"test_effect_of_{name}" for name in parameters(Optimizer)} == tests
 
 
 # ---- parameters of the Keras optimizers that are given to it

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,9 +13,9 @@ tf = pytest.importorskip(
     "tensorflow", reason="TensorFlow is not installed; see nox -s tests_tensorflow"
 )
 
-from sparring import LocalGroup, StepContainer
+from sparring import StepContainer
 from sparring.errors import InvalidArgumentError
-from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_containers
 from sparring_tf.layers.embedding import Embedding
 from sparring_tf.layers.embedding_bag import EmbeddingBag
 from sparring_tf.layers.embedding_collection import EmbeddingCollection
@@ -86,24 +85,20 @@ GOOD = {"film": IDS, "actor": IDS}
 def test_a_batch_that_one_rank_rejects_raises_on_all_and_training_continues(
     make: Callable[[StepContainer], Any], good: Any, bad: Any, message: str, is_training: bool
 ) -> None:
-    group, raised = LocalGroup(2, deadline_seconds=LONG), threading.Barrier(2)
+    raised = threading.Barrier(2)
 
-    def body(rank: int) -> InvalidArgumentError:
-        with StepContainer(
-            collective=group.join(rank), rendezvous=ThreadRendezvous(2)
-        ) as container:
-            layer = make(container)
-            begin = time.monotonic()
-            with pytest.raises(InvalidArgumentError) as caught:
-                layer(bad if rank == 1 else good, training=is_training)
-            assert time.monotonic() - begin < SOON
-            raised.wait(LONG)  # otherwise the end of this rank would also end the other
-            layer(good, training=is_training)
-            raised.wait(LONG)
-            return caught.value
+    def body(container: StepContainer) -> InvalidArgumentError:
+        layer = make(container)
+        begin = time.monotonic()
+        with pytest.raises(InvalidArgumentError) as caught:
+            layer(bad if container.collective.rank == 1 else good, training=is_training)
+        assert time.monotonic() - begin < SOON
+        raised.wait(LONG)  # otherwise the end of this rank would also end the other
+        layer(good, training=is_training)
+        raised.wait(LONG)
+        return caught.value
 
-    with ThreadPoolExecutor(2) as threads:
-        told, refused = [each.result() for each in [threads.submit(body, rank) for rank in (0, 1)]]
+    told, refused = run_containers(2, body, LONG)
     # Keras raises errors of a layer again, with their class and additional text.
     assert "rank 1 cannot look up its rows, so no rank does" in str(told)
     assert message in str(told)

@@ -16,6 +16,7 @@ import keras
 
 from sparring import StepContainer, Uniform
 from sparring.errors import InvalidArgumentError
+from sparring_testing.processes.table_steps import read_arrays
 from sparring_tf.layers.embedding import Embedding
 from sparring_tf.optim.optimizer import Optimizer
 from sparring_tf.saving.saved_state import gather_state, restore_state
@@ -78,7 +79,7 @@ def test_fit_continues_from_a_snapshot_of_torch(tmp_path: Path) -> None:
         in_torch(slice(0, 200))
         container.save(url)
         in_torch(slice(200, 400))
-        expected = rows_of(container)
+        expected = read_arrays(container, "rows")
     with StepContainer() as container:
         model = keras.Sequential(
             [
@@ -91,7 +92,7 @@ def test_fit_continues_from_a_snapshot_of_torch(tmp_path: Path) -> None:
         model.compile(Optimizer(model, native), loss=summed, loss_weights=float(DIM))
         container.load(url)
         model.fit(ids[200:], targets[200:], batch_size=40, shuffle=False, verbose=0)
-        found = rows_of(container)
+        found = read_arrays(container, "rows")
     assert found.keys() == expected.keys()
     for key, row in found.items():
         # The embedding and Adagrad's sum of squares.
@@ -109,12 +110,3 @@ def test_a_snapshot_of_another_dim_is_rejected_and_changes_nothing(tmp_path: Pat
         with pytest.raises(InvalidArgumentError, match="dim"):
             container.load(str(tmp_path / "snapshot"))
         assert np.array_equal(model.predict(IDS, verbose=0), before)
-
-
-def rows_of(container: StepContainer) -> dict[int, Any]:
-    """Key → the whole row, including its state."""
-    return {
-        int(key): row
-        for chunk in container.storage("rows").scan()
-        for key, row in zip(chunk.keys, chunk.rows.copy(), strict=True)
-    }

@@ -17,9 +17,10 @@ import keras
 import sparring_tf
 import sparring_torch
 from sparring import StepContainer, Uniform, make_plugin_manager
+from sparring_testing.processes.table_steps import read_arrays
 from sparring_train.config.run_type import run_type
 from sparring_train.registered_kinds import find_trainer
-from sparring_train.run.result import SilentProgress, TrainResult
+from sparring_train.run.result import SilentProgress
 
 DIM, RATE = 8, 0.05
 OPTIONS: dict[str, Any] = {"name": "rows", "seed": 5, "initializer": Uniform(-0.05, 0.05)}
@@ -59,16 +60,6 @@ class InTensorFlow:
         self._optimizer.apply(tape.gradient(loss, variables), variables)
 
 
-def rows_of(container: StepContainer) -> dict[int, Any]:
-    """Key → the whole row, including its state."""
-    storage = container.storage("rows")
-    return {
-        int(key): row
-        for chunk in storage.scan()
-        for key, row in zip(chunk.keys, chunk.rows.copy(), strict=True)
-    }
-
-
 def test_rows_and_state_after_100_steps_equal_torch() -> None:
     with StepContainer() as ours, StepContainer() as theirs:
         one, other = InTensorFlow(ours), InTorch(theirs)
@@ -79,7 +70,7 @@ def test_rows_and_state_after_100_steps_equal_torch() -> None:
         for batch in batches(100):
             one.step(*batch)
             other.step(*batch)
-        mine, torchs = rows_of(ours), rows_of(theirs)
+        mine, torchs = read_arrays(ours, "rows"), read_arrays(theirs, "rows")
     assert mine.keys() == torchs.keys()
     for key, row in mine.items():
         np.testing.assert_allclose(row, torchs[key], rtol=1e-5, atol=1e-5)
@@ -96,41 +87,17 @@ def test_training_continues_from_a_snapshot_of_another_framework(order: Any, tmp
         before.save(str(tmp_path / "snapshot"))
         continued = second(after)
         after.load(str(tmp_path / "snapshot"))
-        begun_rows, taken = rows_of(before), rows_of(after)
+        begun_rows, taken = read_arrays(before, "rows"), read_arrays(after, "rows")
         assert begun_rows.keys() == taken.keys()
         assert all(np.array_equal(row, taken[key]) for key, row in begun_rows.items())
         for batch in steps[20:]:
             continued.step(*batch)
         for batch in steps:
             whole.step(*batch)
-        continued_rows, whole_rows = rows_of(after), rows_of(alone)
+        continued_rows, whole_rows = read_arrays(after, "rows"), read_arrays(alone, "rows")
     assert continued_rows.keys() == whole_rows.keys()
     for key, row in continued_rows.items():
         np.testing.assert_allclose(row, whole_rows[key], rtol=1e-5, atol=1e-5)
-
-
-def trained(framework: str, path: Any, optimizer: dict[str, Any]) -> TrainResult:
-    config = run_type().model_validate(
-        {
-            "framework": framework,
-            "seed": 1,
-            "threads": 1,
-            "data": {
-                "kind": "table",
-                "path": str(path),
-                "label": "rating",
-                "categorical": ["user", "item"],
-                "required": ["user", "item"],
-                "split": {"exact_fraction": 0.1},
-                "batch_size": 64,
-            },
-            "model": {"kind": "matrix_factorization", "dim": 4},
-            "optimizer": {"sparse": optimizer},
-            "training": {"epochs": 3, "micro_batches": 2},
-        }
-    )
-    manager = make_plugin_manager()
-    return find_trainer(framework, manager).train(config, manager, SilentProgress())
 
 
 @pytest.mark.parametrize(
@@ -153,7 +120,29 @@ def test_ratings_are_learned_equally_well(tmp_path: Any, optimizer: dict[str, An
         }.values()
     )
     path.write_text("user,item,rating,timestamp\n" + "\n".join(lines) + "\n")
-    ours, theirs = (trained(each, path, optimizer) for each in ("tensorflow", "torch"))
+    given = {
+        "seed": 1,
+        "threads": 1,
+        "data": {
+            "kind": "table",
+            "path": str(path),
+            "label": "rating",
+            "categorical": ["user", "item"],
+            "required": ["user", "item"],
+            "split": {"exact_fraction": 0.1},
+            "batch_size": 64,
+        },
+        "model": {"kind": "matrix_factorization", "dim": 4},
+        "optimizer": {"sparse": optimizer},
+        "training": {"epochs": 3, "micro_batches": 2},
+    }
+    manager = make_plugin_manager()
+    ours, theirs = (
+        find_trainer(framework, manager).train(
+            run_type().model_validate({"framework": framework, **given}), manager, SilentProgress()
+        )
+        for framework in ("tensorflow", "torch")
+    )
     assert ours.rows == theirs.rows
     assert ours.steps == theirs.steps
     assert abs(ours.metrics["rmse"] - theirs.metrics["rmse"]) < 0.003

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from sparring import LocalGroup
 from sparring.collective.local import LocalCollective
 from sparring.contracts import Collective
-from sparring.errors import PeerFailure
+from sparring_testing.processes import rank_threads
 
 __all__ = ["run_ranks"]
 
@@ -56,22 +55,11 @@ def run_ranks(
         way: ``direct``: messages are arrays of the device; ``staged``, ``host``: host memory;
             ``nccl``: the imitation of NCCL.
     """
-    group = LocalGroup(world_size, deadline_seconds=deadline_seconds)
     fake = fake_nccl.open_fake_nccl() if way == "nccl" else None
 
-    def join(rank: int) -> Collective:
+    def join(group: LocalGroup, rank: int) -> Collective:
         if fake is not None:
             return EmulatedNccl(group.join(rank), fake.nccl, fake.cuda, device=rank)
         return DirectCollective(group, rank) if way == "direct" else group.join(rank)
 
-    def run(rank: int) -> Any:
-        with join(rank) as collective:
-            return body(collective)
-
-    with ThreadPoolExecutor(world_size) as threads:
-        futures = [threads.submit(run, rank) for rank in range(world_size)]
-    errors = [each.exception() for each in futures]
-    # An error that another rank's error caused is less informative.
-    for error in sorted(filter(None, errors), key=lambda each: isinstance(each, PeerFailure)):
-        raise error
-    return [each.result() for each in futures]
+    return rank_threads.run_ranks(world_size, body, deadline_seconds, join)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from sparring import StepContainer
+from sparring_testing.processes.table_steps import read_rows
 from sparring_torch import CombinedOptimizer, Embedding, EmbeddingBag, Optimizer
 
 Natives = dict[str, tuple[Any, dict[str, Any]]]
@@ -57,12 +58,5 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, begin: int, end: i
 
 def rows_of(model: Model) -> dict[str, dict[int, bytes]]:
     """Returns all rows with their state."""
-    found = {}
-    for name, module in (("users", model.users), ("items", model.items)):
-        container = module.agent.container
-        found[name] = {
-            key: row.tobytes()
-            for chunk in (container.storage(name).scan() if container.num_rows(name) else ())
-            for key, row in zip(chunk.keys.tolist(), chunk.rows, strict=True)
-        }
-    return found
+    modules = {"users": model.users, "items": model.items}
+    return {name: read_rows(each.agent.container, name) for name, each in modules.items()}

@@ -108,8 +108,13 @@ ROUTES: list[Any] = [
             dtype,
             storage,
             id=f"{route.id}-{dtype}-{storage}",
-            # Successive routes have the dtypes in different storages.
-            marks=[] if (number + at_dtype + at_storage) % 2 else pytest.mark.long,
+            # Successive routes have the dtypes in different storages. The shortest tests have each route
+            # once.
+            marks=pytest.mark.long
+            if (number + at_dtype + at_storage) % 2 == 0
+            else pytest.mark.slow
+            if at_dtype != number // 2 % 2
+            else [],
         )
         for number, route in enumerate(ROUTES)
         for at_dtype, dtype in enumerate(HALVES)

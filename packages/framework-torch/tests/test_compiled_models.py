@@ -130,7 +130,13 @@ for kind in (Single, Bag, Weighted, Many, Bags, Sequences):
 """
 
 
-@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.long), "aot_eager"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("eager", marks=pytest.mark.long),
+        pytest.param("aot_eager", marks=pytest.mark.slow),
+    ],
+)
 def test_a_compiled_model_trains_like_the_model(backend: str) -> None:
     command = [sys.executable, "-c", PROGRAM, backend]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

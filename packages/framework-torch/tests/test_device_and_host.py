@@ -17,6 +17,8 @@ from sparring_torch.device.kernels import get_kernel_set
 from sparring_torch.modules.embedding_bag import EmbeddingBag
 from sparring_torch.optim.optimizer import Optimizer
 
+from .device_bags import read_all
+
 pytestmark = pytest.mark.skipif(
     why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))
 )
@@ -26,12 +28,6 @@ def bags(step: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(step)
     ids = torch.randint(-50, 50 + 30 * step, (120,), generator=generator)
     return ids, torch.arange(0, 120, 7)
-
-
-def read(module: EmbeddingBag) -> Tensor:
-    """Returns the current embedding of each id."""
-    with torch.no_grad():
-        return module.eval()(torch.arange(-60, 300)[:, None])
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adam], ids=["fused", "native"])
@@ -59,8 +55,8 @@ def test_a_step_updates_device_tables_on_the_device_and_others_on_the_host(
         counters = module.agent.container.counters
         assert counters.steps == 3
         assert counters.rows_updated > module.num_rows()["items"]
-    assert torch.equal(read(ours), read(theirs))
-    assert torch.equal(read(beside[0]), read(beside[1]))
+    assert torch.equal(read_all(ours), read_all(theirs))
+    assert torch.equal(read_all(beside[0]), read_all(beside[1]))
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adam], ids=["fused", "native"])
@@ -84,12 +80,12 @@ def test_a_step_that_a_host_table_rejects_is_applied_to_no_device_table(
     sum(module(ids).sum() for module in modules.values()).backward()
     chosen.step()
     chosen.zero_grad()
-    before = [read(module) for module in modules.values()]
+    before = [read_all(module) for module in modules.values()]
     for module in modules.values():
         module.train()(torch.arange(80)[None]).sum().backward()
     with pytest.raises(CapacityError, match=f"table '{refusing}' has 16 rows"):
         chosen.step()
-    after = [read(module) for module in modules.values()]
+    after = [read_all(module) for module in modules.values()]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
@@ -120,25 +116,25 @@ def test_a_step_that_fails_between_device_and_host_reports_its_progress(
         chosen.zero_grad()
 
     step()
-    before = read(module), read(other)
+    before = read_all(module), read_all(other)
     storage.fails = True
     with pytest.raises(PartialStepError) as caught:
         step()
     assert caught.value.written == ("items",)
     assert caught.value.failed == ("others",)
-    assert not torch.equal(read(module), before[0])
+    assert not torch.equal(read_all(module), before[0])
     storage.fails = False
 
     def fail(*_: Any, **__: Any) -> None:
         raise StorageIOError("the disk is gone")
 
-    before = read(module), read(other)
+    before = read_all(module), read_all(other)
     kernels = type(get_kernel_set("emulated"))
     monkeypatch.setattr(kernels, "update_tables", fail)
     monkeypatch.setattr(kernels, "upsert_storage", fail)
     with pytest.raises(StorageIOError, match="the disk is gone"):
         step()
-    after = read(module), read(other)
+    after = read_all(module), read_all(other)
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 

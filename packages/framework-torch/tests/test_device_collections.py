@@ -128,6 +128,7 @@ def _work_of_a_step(num_tables: int) -> dict[str, int]:
     return work
 
 
+@pytest.mark.slow
 def test_26_tables_take_the_launches_and_waits_of_one() -> None:
     one, many = _work_of_a_step(1), _work_of_a_step(26)
     assert many["launches"] <= 2 * one["launches"]

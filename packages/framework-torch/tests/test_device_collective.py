@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from sparring import LocalGroup
 from sparring.contracts import Collective, CollectiveDescriptor, Membership
 from sparring.errors import InvalidArgumentError, PluginError
+from sparring_testing.processes.rank_threads import run_ranks
 from sparring_torch.distributed import device_collective
 from sparring_torch.distributed.collective import TorchCollective
 from sparring_torch.distributed.device_collective import view_on_gpu, with_devices
@@ -47,38 +47,24 @@ def gpu(tensor: torch.Tensor) -> GpuTensor:
 
 
 @pytest.fixture
-def gpus() -> Any:
-    fake = fake_nccl.open_fake_nccl()
-    fake.library.fake_reset()
-    return fake
-
-
-@pytest.fixture
-def streams(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+def streams(fake_gpus: Any, monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """torch's current stream, the same for both ranks."""
     made: dict[int, int] = {}
-    with gpus.cuda.in_context(5):
-        made[0] = gpus.cuda.make_stream()
+    with fake_gpus.cuda.in_context(5):
+        made[0] = fake_gpus.cuda.make_stream()
     monkeypatch.setattr(device_collective, "current_stream", lambda tensor: made[0])
     return made
 
 
-def run_ranks(gpus: Any, body: Callable[[Collective], Any]) -> list[Any]:
-    group = LocalGroup(2, deadline_seconds=10.0)
-
-    def run(rank: int) -> Any:
-        with fake_nccl.NcclCollective(
-            group.join(rank), gpus.nccl, gpus.cuda, device=rank, view=view_on_gpu
-        ) as collective:
-            return body(collective)
-
-    with ThreadPoolExecutor(2) as threads:
-        return list(threads.map(run, range(2)))
+def joining(fake_gpus: Any) -> Callable[[LocalGroup, int], Collective]:
+    return lambda group, rank: fake_nccl.NcclCollective(
+        group.join(rank), fake_gpus.nccl, fake_gpus.cuda, device=rank, view=view_on_gpu
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 def test_tensors_of_every_dtype_are_sent_from_gpu_memory(
-    gpus: Any, streams: dict[int, int], dtype: torch.dtype
+    fake_gpus: Any, streams: dict[int, int], dtype: torch.dtype
 ) -> None:
     sent = [torch.arange(12).reshape(3, 4).to(dtype), torch.ones((), dtype=dtype), torch.empty(0)]
 
@@ -91,31 +77,31 @@ def test_tensors_of_every_dtype_are_sent_from_gpu_memory(
             work.wait()
         return all(torch.equal(one, two) for one, two in zip(got, sent, strict=True))
 
-    assert run_ranks(gpus, body) == [True, True]
-    assert gpus.library.fake_num_synchronizes() == 0, "somebody waited for the GPU"
-    assert len(gpus.log(0)) == 1, "one group"
+    assert run_ranks(2, body, 10.0, joining(fake_gpus)) == [True, True]
+    assert fake_gpus.library.fake_num_synchronizes() == 0, "somebody waited for the GPU"
+    assert len(fake_gpus.log(0)) == 1, "one group"
 
 
-def test_a_message_waits_for_the_current_stream(gpus: Any, streams: dict[int, int]) -> None:
+def test_a_message_waits_for_the_current_stream(fake_gpus: Any, streams: dict[int, int]) -> None:
     tensor = torch.zeros(8, dtype=torch.uint8)
-    held = gpus.hold(streams[0], tensor.numpy(), 7)
+    held = fake_gpus.hold(streams[0], tensor.numpy(), 7)
 
     def body(collective: Collective) -> Any:
         if collective.rank == 0:
             sending = collective.send(gpu(tensor), 1)
             assert not sending.done()
-            gpus.release(held)
+            fake_gpus.release(held)
             sending.wait()
             return None
         got = torch.zeros(8, dtype=torch.uint8)
         collective.receive(gpu(got), 0, stream=streams[0]).wait()
         return got.tolist()
 
-    assert run_ranks(gpus, body)[1] == [7] * 8
+    assert run_ranks(2, body, 10.0, joining(fake_gpus))[1] == [7] * 8
 
 
 def test_a_tensor_that_requires_gradients_is_sent_and_a_strided_one_is_rejected(
-    gpus: Any, streams: dict[int, int]
+    fake_gpus: Any, streams: dict[int, int]
 ) -> None:
     def body(collective: Collective) -> Any:
         other = 1 - collective.rank
@@ -128,19 +114,19 @@ def test_a_tensor_that_requires_gradients_is_sent_and_a_strided_one_is_rejected(
             collective.send(gpu(torch.ones(4, 4).T), other)
         return got.tolist()
 
-    assert run_ranks(gpus, body) == [[1.0] * 4] * 2
+    assert run_ranks(2, body, 10.0, joining(fake_gpus)) == [[1.0] * 4] * 2
 
 
-def test_host_tensors_use_the_host_collective(gpus: Any, streams: dict[int, int]) -> None:
+def test_host_tensors_use_the_host_collective(fake_gpus: Any, streams: dict[int, int]) -> None:
     def body(collective: Collective) -> Any:
         other, got = 1 - collective.rank, torch.zeros(2)
         sending = collective.send(torch.full((2,), collective.rank + 1.0), other)
         collective.receive(got, other).wait()
         sending.wait()
         assert tuple(collective.devices) == ("cpu", "cuda")
-        return got.tolist(), gpus.log(collective.rank)
+        return got.tolist(), fake_gpus.log(collective.rank)
 
-    assert run_ranks(gpus, body) == [([2.0, 2.0], []), ([1.0, 1.0], [])]
+    assert run_ranks(2, body, 10.0, joining(fake_gpus)) == [([2.0, 2.0], []), ([1.0, 1.0], [])]
 
 
 class Manager:

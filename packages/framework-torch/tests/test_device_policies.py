@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from sparring.engine.apply import gradients
 from sparring_torch.modules.embedding_bag import EmbeddingBag
 from sparring_torch.optim.optimizer import Optimizer
+
+from .device_bags import bags_of, read_all
 
 CPU = torch.device("cpu")
 
@@ -22,20 +23,6 @@ def _places(place: Any, **given: Any) -> list[tuple[EmbeddingBag, torch.device]]
         (EmbeddingBag(16, name="items", mode="sum", device=place.name, **given), place.device),
         (EmbeddingBag(16, name="items", mode="sum", **given), CPU),
     ]
-
-
-def _bags(step: int, where: torch.device) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(step)
-    ids = torch.randint(-50, 50 + 30 * step, (120,), generator=generator)
-    ids[::7] = -(2**63)
-    cuts = torch.randint(0, 121, (29,), generator=generator).sort().values
-    return ids.to(where), torch.cat([torch.zeros(1, dtype=torch.int64), cuts]).to(where)
-
-
-def _rows(module: EmbeddingBag, where: torch.device) -> Tensor:
-    """Returns the current embedding of each id."""
-    with torch.no_grad():
-        return module.eval()(torch.arange(-60, 300, device=where)[:, None])
 
 
 ADMISSIONS: list[dict[str, Any]] = [
@@ -54,12 +41,15 @@ def test_filters_admit_the_same_ids_as_on_the_cpu(
     for module, where in _places(device_place, admission=admission):
         chosen = Optimizer(module, optimizer, lr=0.1)
         for step in range(1, 6):
-            (module(*_bags(step, where)).sin() * torch.arange(1, 17, device=where)).sum().backward()
+            (
+                module(*(each.to(where) for each in bags_of(step))).sin()
+                * torch.arange(1, 17, device=where)
+            ).sum().backward()
             chosen.step()
             chosen.zero_grad()
         container = module.agent.container
         counted = container.num_not_admitted("items"), container.counters.rows_updated
-        results.append((_rows(module, where), module.num_rows(), counted))
+        results.append((read_all(module, where), module.num_rows(), counted))
     assert device_place.agree(results[0][0], results[1][0])
     assert results[0][1:] == results[1][1:]
     assert results[0][2][0] > 0
@@ -78,7 +68,9 @@ def test_invalid_gradients_are_skipped_by_row(optimizer: Any, device_place: Any)
             chosen.step()
             chosen.zero_grad()
         counters = module.agent.container.counters
-        results.append((_rows(module, where), module.num_rows(), counters.rows_skipped_non_finite))
+        results.append(
+            (read_all(module, where), module.num_rows(), counters.rows_skipped_non_finite)
+        )
     assert device_place.agree(results[0][0], results[1][0])
     assert results[0][1:] == results[1][1:]
     assert results[0][2] == 4
@@ -100,7 +92,7 @@ def test_bounded_tables_evict_by_their_policy_as_on_the_host_route(
         for step in range(1, 7):
             if policy.startswith("epoch"):
                 container.storage("items").set_option("epoch", step // 3)
-            module(*_bags(step, device_place.device)).sin().sum().backward()
+            module(*(each.to(device_place.device) for each in bags_of(step))).sin().sum().backward()
             chosen.step()
             chosen.zero_grad()
         assert module.num_rows()["items"] <= 150

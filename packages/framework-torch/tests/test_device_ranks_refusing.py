@@ -234,6 +234,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch, held: list[Breaking]) -> Iterator[
         yield
 
 
+@pytest.mark.slow  # the tests below break single uses of the device
 @OPTIMIZERS
 def test_a_rank_whose_device_fails_anywhere_before_rows_are_written_stops_all(
     optimizer: Any, monkeypatch: pytest.MonkeyPatch

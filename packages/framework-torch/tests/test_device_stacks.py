@@ -18,16 +18,11 @@ from sparring_tiered import TieredStorage
 from sparring_torch.modules.embedding_bag import EmbeddingBag
 from sparring_torch.optim.optimizer import Optimizer
 
+from .device_bags import two_tiers
+
 CPU = torch.device("cpu")
 NUM_IDS = 400
 NUM_STEPS = 6
-
-
-def stacked(place: Any, capacity: int = 128, **options: Any) -> dict[str, Any]:
-    """A stack whose first tier stores part of the rows, on the device."""
-    hot = {"device": place.name, "capacity": capacity, "policy": "lru"}
-    tiers = [{"backend": "hkv", "options": hot}, {"backend": "hkv"}]
-    return {"backend": "tiered", "tiers": tiers, **options}
 
 
 def bags(step: int) -> Tensor:
@@ -86,7 +81,7 @@ def _no_way_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_training_has_the_bits_of_a_plain_table(
     options: dict[str, Any], optimizer: Any, device_place: Any
 ) -> None:
-    storage = stacked(device_place, **options)
+    storage = two_tiers(device_place.name, **{"capacity": 128} | options)
     outputs, rows, count, module = trained(storage, optimizer, device_place.device)
     expected, expected_rows, expected_count, _ = trained("hkv", optimizer)
     assert all(map(device_place.agree, outputs, expected))
@@ -115,7 +110,7 @@ def test_training_has_the_bits_of_a_plain_table(
 def test_rows_of_every_dtype_come_up_whole(
     optimizer: Any, dtype: torch.dtype, device_place: Any
 ) -> None:
-    storage = stacked(device_place)
+    storage = two_tiers(device_place.name, 128)
     outputs, rows, count, _ = trained(storage, optimizer, device_place.device, dtype=dtype)
     expected, expected_rows, expected_count, _ = trained("hkv", optimizer, dtype=dtype)
     assert all(map(device_place.agree, outputs, expected))
@@ -130,7 +125,7 @@ def test_ids_that_are_not_admitted_get_no_row_in_any_tier(
 ) -> None:
     admission = Frequency(2)
     outputs, rows, count, _ = trained(
-        stacked(device_place), optimizer, device_place.device, admission=admission
+        two_tiers(device_place.name, 128), optimizer, device_place.device, admission=admission
     )
     expected, expected_rows, expected_count, _ = trained("hkv", optimizer, admission=admission)
     assert all(map(device_place.agree, outputs, expected))
@@ -139,7 +134,7 @@ def test_ids_that_are_not_admitted_get_no_row_in_any_tier(
 
 
 def test_a_lookup_served_by_the_first_tier_does_not_use_the_lower_one(device_place: Any) -> None:
-    storage = stacked(device_place, capacity=4096)
+    storage = two_tiers(device_place.name, 4096)
     module = trained(storage, "sgd", device_place.device)[3]
     stack = module.agent.container.storage("items")
     assert isinstance(stack, TieredStorage)
@@ -155,7 +150,7 @@ def test_a_step_without_memory_on_the_device_changes_no_row_in_any_tier(
 ) -> None:
     if device_place.name != "emulated":
         pytest.skip("only the emulator can be made to refuse memory")
-    module = EmbeddingBag(8, name="items", mode="sum", storage=stacked(device_place))
+    module = EmbeddingBag(8, name="items", mode="sum", storage=two_tiers(device_place.name, 128))
     steps = Optimizer(module, optimizer, lr=0.1)
 
     def read() -> Tensor:

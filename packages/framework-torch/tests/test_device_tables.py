@@ -23,6 +23,8 @@ from sparring_torch.modules.table_configs import EmbeddingBagConfig, EmbeddingCo
 from sparring_torch.optim.optimizer import Optimizer
 from sparring_torch.pipeline.train_pipeline import TrainPipeline
 
+from .device_bags import bags_of, read_all
+
 _emulated = pytest.importorskip(
     "sparring_hkv._emulated",
     reason="sparring-hkv was built without the emulator (-DSPARRING_HKV_EMULATED=ON)",
@@ -37,14 +39,6 @@ def _modules(**given: Any) -> tuple[EmbeddingBag, EmbeddingBag]:
     )
 
 
-def _ids(step: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(step)
-    ids = torch.randint(-50, 50 + 30 * step, (120,), generator=generator)
-    ids[::7] = -(2**63)
-    cuts = torch.randint(0, 121, (29,), generator=generator).sort().values
-    return ids, torch.cat([torch.zeros(1, dtype=torch.int64), cuts])
-
-
 def _num_waits() -> int:
     """Returns how often the host waited for the emulator; freed tables of other tests wait, too."""
     gc.collect()
@@ -52,18 +46,12 @@ def _num_waits() -> int:
     return waits
 
 
-def _rows(module: EmbeddingBag) -> Tensor:
-    """Returns the current embedding of each id."""
-    with torch.no_grad():
-        return module.eval()(torch.arange(-60, 300)[:, None])
-
-
 def _train(module: EmbeddingBag, optimizer: Any, num_steps: int, **weights: bool) -> list[Tensor]:
     outputs = []
     module.train()
     for step in range(1, num_steps + 1):
         _emulated.set_schedule(seed=step)
-        ids, offsets = _ids(step)
+        ids, offsets = bags_of(step)
         scales = torch.linspace(-1, 2, len(ids)) if weights else None
         out = module(ids, offsets, scales)
         (out.float().sin() * (1 + torch.arange(16))).sum().backward()
@@ -90,7 +78,7 @@ def test_fused_training_has_the_bits_of_the_cpu(
     results = []
     for module in _modules(mode=mode, dtype=dtype):
         outputs = _train(module, Optimizer(module, "rowwise_adagrad", lr=0.1), 4, **weights)
-        results.append((outputs, _rows(module), module.num_rows()))
+        results.append((outputs, read_all(module), module.num_rows()))
     (ours, rows, count), (expected, expected_rows, expected_count) = results
     assert all(torch.equal(left, right) for left, right in zip(ours, expected, strict=True))
     assert torch.equal(rows, expected_rows)
@@ -126,7 +114,7 @@ def test_native_optimizers_have_the_bits_of_the_cpu(
     ours, theirs = _modules(mode="sum", dtype=dtype)
     for module in (ours, theirs):
         _train(module, Optimizer(module, native, **hyper), 3)
-    assert torch.equal(_rows(ours), _rows(theirs))
+    assert torch.equal(read_all(ours), read_all(theirs))
     assert ours.num_rows() == theirs.num_rows()
 
 
@@ -134,7 +122,7 @@ def test_a_native_optimizer_steps_on_the_device_of_the_rows() -> None:
     module, _ = _modules(mode="sum")
     optimizer = Optimizer(module, torch.optim.Adam, lr=0.1)
     _train(module, optimizer, 1)
-    ids, offsets = _ids(1)
+    ids, offsets = bags_of(1)
     module(ids, offsets).sum().backward()
     before = _num_waits()
     optimizer.step()
@@ -160,11 +148,11 @@ def test_micro_batches_add_up() -> None:
     for module in (ours, theirs):
         optimizer = Optimizer(module, "sgd", lr=0.1)
         for step in (1, 2, 3):
-            ids, offsets = _ids(step)
+            ids, offsets = bags_of(step)
             module(ids, offsets).sin().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert torch.equal(_rows(ours), _rows(theirs))
+    assert torch.equal(read_all(ours), read_all(theirs))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", torch.optim.SGD], ids=["fused", "native"])
@@ -173,7 +161,7 @@ def test_many_micro_batches_allocate_memory_only_for_their_keys(optimizer: Any) 
     for module in _modules(mode="sum"):
         chosen = Optimizer(module, optimizer, lr=0.1)
         for step in range(1, 21):
-            ids, offsets = _ids(step)
+            ids, offsets = bags_of(step)
             module(ids, offsets).sin().sum().backward()
         if module.agent.stays_on_device:
             held = module.agent.container.resources._held["items"].sources
@@ -181,14 +169,14 @@ def test_many_micro_batches_allocate_memory_only_for_their_keys(optimizer: Any) 
             assert len(held.batches) < 8
         chosen.step()
         chosen.zero_grad()
-        results.append(_rows(module))
+        results.append(read_all(module))
     assert torch.equal(*results)
 
 
 def test_a_forward_pass_does_not_wait_and_a_step_waits_twice() -> None:
     module, _ = _modules(mode="mean")
     optimizer = Optimizer(module, "rowwise_adagrad", lr=0.1)
-    ids, offsets = _ids(1)
+    ids, offsets = bags_of(1)
     _train(module, optimizer, 1)
     before = _num_waits()
     module(ids, offsets).sum().backward()
@@ -203,25 +191,25 @@ def test_non_finite_gradients_change_nothing() -> None:
     module, _ = _modules(mode="sum")
     optimizer = Optimizer(module, "sgd", lr=0.1)
     _train(module, optimizer, 1)
-    before = _rows(module)
-    ids, offsets = _ids(1)
+    before = read_all(module)
+    ids, offsets = bags_of(1)
     module.train()
     (module(ids, offsets) * float("inf")).sum().backward()
     with pytest.raises(NonFiniteGradientError, match="'items' contain NaN or infinity"):
         optimizer.step()
-    assert torch.equal(_rows(module), before)
+    assert torch.equal(read_all(module), before)
 
 
 def test_evaluation_creates_no_rows() -> None:
     module, other = _modules()
-    assert torch.equal(_rows(module), _rows(other))
+    assert torch.equal(read_all(module), read_all(other))
     assert module.num_rows() == {"items": 0}
     assert module.agent.container.resources.num_batch_inputs == 0
 
 
 def test_a_dropped_graph_leaves_nothing() -> None:
     module, _ = _modules()
-    out = module(*_ids(1))
+    out = module(*bags_of(1))
     assert module.agent.container.resources.num_batch_inputs == 1
     del out
     assert module.agent.container.resources.num_batch_inputs == 0

@@ -14,13 +14,9 @@ from sparring_tiered.stack.tier import Tier
 from sparring_torch.modules.embedding_bag import EmbeddingBag
 from sparring_torch.optim.optimizer import Optimizer
 
+from .device_bags import read_all, two_tiers
+
 CPU = torch.device("cpu")
-
-
-def _stack(place: Any, capacity: int, *below: Any, **options: Any) -> dict[str, Any]:
-    first = {"device": place.name, "capacity": capacity, "policy": "lru"}
-    tiers = [{"backend": "hkv", "options": first}, *(below or ("hkv",))]
-    return {"backend": "tiered", "tiers": tiers, **options}
 
 
 def _train(module: EmbeddingBag, optimizer: Any, where: torch.device, num_steps: int = 6) -> Tensor:
@@ -34,12 +30,7 @@ def _train(module: EmbeddingBag, optimizer: Any, where: torch.device, num_steps:
             module(ids.to(where), per_sample_weights=weights).float().sin().sum().backward()
         chosen.step()
         chosen.zero_grad()
-    return _read(module, where)
-
-
-def _read(module: EmbeddingBag, where: torch.device) -> Tensor:
-    with torch.no_grad():
-        return module.eval()(torch.arange(-200, 300, device=where)[:, None])
+    return read_all(module, where)
 
 
 # All pairs of the two policies, and of the kind of optimizer and the dtype.
@@ -74,7 +65,9 @@ def test_tiers_have_the_bits_of_one_table(
     write: str, promote: str, optimizer: Any, dtype: torch.dtype, device_place: Any
 ) -> None:
     given: dict[str, Any] = {"name": "items", "mode": "sum", "dtype": dtype}
-    ours = EmbeddingBag(8, storage=_stack(device_place, 100, write=write, promote=promote), **given)
+    ours = EmbeddingBag(
+        8, storage=two_tiers(device_place.name, 100, write=write, promote=promote), **given
+    )
     theirs = EmbeddingBag(8, **given)
     expected = _train(theirs, optimizer, CPU)
     assert device_place.agree(_train(ours, optimizer, device_place.device), expected)
@@ -89,7 +82,7 @@ def test_tiers_have_the_bits_of_one_table(
 def test_a_step_larger_than_the_first_tier_is_applied_whole(
     optimizer: Any, device_place: Any
 ) -> None:
-    ours = EmbeddingBag(8, name="items", mode="sum", storage=_stack(device_place, 6))
+    ours = EmbeddingBag(8, name="items", mode="sum", storage=two_tiers(device_place.name, 6))
     theirs = EmbeddingBag(8, name="items", mode="sum")
     expected = _train(theirs, optimizer, CPU)
     assert device_place.agree(_train(ours, optimizer, device_place.device), expected)
@@ -100,7 +93,7 @@ def test_a_step_larger_than_the_first_tier_is_applied_whole(
 def test_rows_of_the_first_tier_are_not_copied_to_the_host(
     optimizer: Any, monkeypatch: pytest.MonkeyPatch, device_place: Any
 ) -> None:
-    module = EmbeddingBag(8, name="items", mode="sum", storage=_stack(device_place, 10_000))
+    module = EmbeddingBag(8, name="items", mode="sum", storage=two_tiers(device_place.name, 10_000))
     _train(module, optimizer, device_place.device, 1)
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -120,7 +113,7 @@ def test_a_failing_lower_tier_changes_nothing(
 ) -> None:
     where = device_place.device
     # The next tier is a Python storage, which a test can make fail.
-    stacked = _stack(device_place, 60, "memory")
+    stacked = two_tiers(device_place.name, 60, "memory")
     module = EmbeddingBag(8, name="items", mode="sum", storage=stacked)
     before = _train(module, "adagrad", where)
     rows = module.num_rows()
@@ -141,5 +134,5 @@ def test_a_failing_lower_tier_changes_nothing(
         stack._stack.promotion.clear()
         with pytest.raises(StorageIOError, match="the disk is gone"):
             optimizer.step()
-    assert torch.equal(_read(module, where), before)
+    assert torch.equal(read_all(module, where), before)
     assert module.num_rows() == rows

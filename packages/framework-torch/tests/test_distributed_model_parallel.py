@@ -9,7 +9,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring import LocalGroup, StepContainer
-from sparring.contracts import Collective, TableWorkload
+from sparring import StepContainer
+from sparring.contracts import TableWorkload
 from sparring.errors import InvalidArgumentError, PluginError
-from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_containers
 from sparring_torch import EmbeddingBagCollection, EmbeddingBagConfig
 from sparring_torch.distributed import distributed_model_parallel
 from sparring_torch.distributed.distributed_model_parallel import DistributedModelParallel
@@ -28,6 +27,8 @@ from sparring_torch.lookup.row_gradients import dense_parameters
 from sparring_torch.modules.embedding import Embedding
 from sparring_torch.optim.optimizer import Optimizer
 from sparring_torch.state.rows_in_state import without_rows
+
+from .forked_ranks import run_forked_ranks
 
 PYTHON = Path(sys.executable)
 MPIEXEC = str(PYTHON.parent / "mpiexec") if (PYTHON.parent / "mpiexec").exists() else ""
@@ -120,20 +121,6 @@ container.close()
 """
 
 
-def results_of_two_ranks(command: list[str], folder: Path) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [*command, "script.py", "--ranks"],
-        check=False,  # the assertion below shows its output
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(2)]
-
-
 # The agent selects a free port, and keeps it.
 TORCHRUN = [str(PYTHON), "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
 needs_mpi = pytest.mark.skipif(
@@ -159,7 +146,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("launcher", "options"),
     [
-        pytest.param("torchrun", [], id="torchrun"),
+        pytest.param("fork", [], id="forked"),
+        pytest.param("torchrun", [], id="torchrun", marks=pytest.mark.slow),
         pytest.param(
             "torchrun",
             ["--pipeline", "--plan"],
@@ -178,12 +166,26 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_two_processes_train_like_one_on_the_joined_batch(
     launcher: str, options: list[str], alone: dict[str, Any], tmp_path: Path
 ) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT.replace("sys.argv", f"(sys.argv + {options!r})"))
-    command = {
-        "torchrun": [*TORCHRUN, "--nproc-per-node", "2"],
-        "mpiexec": [MPIEXEC, "-n", "2", str(PYTHON)],
-    }[launcher]
-    both = results_of_two_ranks(command, tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace("sys.argv", str(["--ranks", *options])))
+    if launcher == "fork":
+        run_forked_ranks(script, 2)
+    else:
+        command = {
+            "torchrun": [*TORCHRUN, "--nproc-per-node", "2"],
+            "mpiexec": [MPIEXEC, "-n", "2", str(PYTHON)],
+        }[launcher]
+        done = subprocess.run(
+            [*command, "script.py"],
+            check=False,  # the assertion below shows its output
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=150,
+        )
+        assert done.returncode == 0, done.stderr
+    both = [json.loads((tmp_path / f"result-{rank}.json").read_text()) for rank in range(2)]
     users = {**both[0]["rows"]["user"], **both[1]["rows"]["user"]}
     assert len(users) == len(both[0]["rows"]["user"]) + len(both[1]["rows"]["user"])
     assert both[0]["rows"]["shop"] == both[1]["rows"]["shop"]
@@ -234,23 +236,18 @@ def test_a_single_process_is_unchanged() -> None:
 
 
 def test_ranks_start_with_the_parameters_of_rank_0_and_average_gradients() -> None:
-    group = LocalGroup(2, deadline_seconds=20)
+    def body(container: StepContainer) -> tuple[dict[str, Tensor], list[Tensor | None]]:
+        rank = container.collective.rank
+        model = Small()
+        nn.init.constant_(model.dense.weight, rank + 1.0)
+        model.mark.fill_(rank + 7.0)
+        wrapped = DistributedModelParallel(model, container=container)
+        with without_rows():
+            state = {name: value.clone() for name, value in wrapped.state_dict().items()}
+        wrapped(torch.arange(3 * (rank + 1))).backward()
+        return state, [each.grad for _, each in dense_parameters(model)]
 
-    def body(collective: Collective) -> tuple[dict[str, Tensor], list[Tensor | None]]:
-        rank = collective.rank
-        with StepContainer(collective=collective, rendezvous=ThreadRendezvous(2)) as container:
-            model = Small()
-            nn.init.constant_(model.dense.weight, rank + 1.0)
-            model.mark.fill_(rank + 7.0)
-            wrapped = DistributedModelParallel(model, container=container)
-            with without_rows():
-                state = {name: value.clone() for name, value in wrapped.state_dict().items()}
-            wrapped(torch.arange(3 * (rank + 1))).backward()
-            return state, [each.grad for _, each in dense_parameters(model)]
-
-    with ThreadPoolExecutor(2) as threads:
-        futures = [threads.submit(body, group.join(rank)) for rank in range(2)]
-        (first, ours), (second, theirs) = [each.result() for each in futures]
+    (first, ours), (second, theirs) = run_containers(2, body)
     assert first["dense.weight"].tolist() == [[1.0, 1.0]]
     assert first["mark"].tolist() == [7.0] * 3
     for name, value in first.items():

@@ -40,15 +40,14 @@ from sparring_torch import (
 )
 from sparring_torch.program.library import load_library
 
-sparring_packed: Any = pytest.importorskip(
-    "sparring_packed", reason="sparring-packed is not installed"
-)
+sparring_packed: Any = pytest.importorskip("sparring_packed")
 if not sparring_packed.library_path().exists():
     pytest.skip("libsparring_packed.so is not built", allow_module_level=True)
 RELEASE = tuple(int(each) for each in torch.__version__.split("+")[0].split(".")[:2])
 if RELEASE < (2, 10):
     pytest.skip(f"programs need torch 2.10, found {torch.__version__}", allow_module_level=True)
 
+pytestmark = pytest.mark.slow  # a C++ compiler compiles the program for half a minute
 EXAMPLE = Path(__file__).parents[1] / "examples/run_program.cc"
 FEATURES = ["user", "unused", "seen", "bought"]  # no table looks up the second
 

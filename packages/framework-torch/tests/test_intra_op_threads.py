@@ -189,6 +189,7 @@ def printed() -> dict[str, list[int]]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+@pytest.mark.slow
 def test_a_thread_that_creates_a_module_needs_only_the_threads_of_torch(
     printed: dict[str, list[int]],
 ) -> None:
@@ -204,10 +205,12 @@ def test_a_pool_with_more_threads_than_torch_is_used_itself() -> None:
     assert any(_native.pool_threads_of_loop(64, 1, 0.001) == 2 for _ in range(20))
 
 
+@pytest.mark.slow
 def test_a_forked_child_can_compute(printed: dict[str, list[int]]) -> None:
     assert printed["fork"] == []
 
 
+@pytest.mark.slow
 def test_a_fork_after_steps_over_two_tables_keeps_its_pool(printed: dict[str, list[int]]) -> None:
     before, after = printed["steps"]
     assert before == after == 4

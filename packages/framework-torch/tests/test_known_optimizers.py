@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from sparring import LocalGroup, StepContainer
-from sparring.contracts import Collective
+from sparring import StepContainer
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError
-from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_containers
+from sparring_testing.processes.table_steps import RowBytes, read_rows
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.modules.embedding import Embedding
 from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
@@ -107,7 +106,11 @@ def backward(embedding: Embedding, step: int, num_ids: int = NUM_IDS) -> None:
             dtype,
             id=f"{name}-{dim}-{dtype}",
             # Every setting has one dim in each dtype.
-            marks=[] if dim == dims[number % 3] else pytest.mark.long,
+            marks=pytest.mark.long
+            if dim != dims[number % 3]
+            else pytest.mark.slow
+            if dtype == (torch.float32, torch.float64)[number % 2]
+            else [],
         )
         for number, name in enumerate(FUSED_NAMES)
         for dtype, dims in ((torch.float32, (7, 64, 1)), (torch.float64, (64, 1, 7)))
@@ -150,10 +153,13 @@ def test_a_step_from_equal_rows_differs_by_rounding_at_most(
         assert torch.equal(torch.as_tensor(ours.state_dict()["state"]["table"][name]), value)
 
 
+SHORT_OF: dict[str, Any] = dict.fromkeys(IN_SHORT, pytest.mark.slow) | {"Adam-8": []}
+
+
 @pytest.mark.parametrize(
     ("native", "hyper", "method"),
     [
-        pytest.param(*each, id=name, marks=[] if name in IN_SHORT else pytest.mark.long)
+        pytest.param(*each, id=name, marks=SHORT_OF.get(name, pytest.mark.long))
         for name, each in zip(FUSED_NAMES, FUSED, strict=True)
     ],
 )
@@ -513,47 +519,37 @@ def test_admission_leaves_optimizers_that_count_no_steps_fused() -> None:
 # -- ranks ----------------------------------------------------------------------------
 
 
-def on_ranks(world_size: int, body: Callable[[Collective], Any]) -> list[Any]:
-    group = LocalGroup(world_size, deadline_seconds=60)
-    with ThreadPoolExecutor(world_size) as threads:
-        joined = [threads.submit(body, group.join(rank)) for rank in range(world_size)]
-        return [each.result() for each in joined]
-
-
 @pytest.mark.parametrize("routes", [("auto", "auto"), ("auto", "shadow")])
 def test_ranks_have_the_rows_of_the_shadow_for_any_route_on_each(
     routes: Iterable[str],
 ) -> None:
     """Each rank decides this: hooks, for example of a profiler, may exist on only one of them."""
 
-    def trained(chosen: tuple[str, ...]) -> dict[int, npt.NDArray[Any]]:
-        def body(collective: Collective) -> dict[int, npt.NDArray[Any]]:
-            container = StepContainer(collective=collective, rendezvous=ThreadRendezvous(2))
+    def trained(chosen: tuple[str, ...]) -> RowBytes:
+        def body(container: StepContainer) -> RowBytes:
+            rank = container.collective.rank
             table = EmbeddingBagConfig(name="t", embedding_dim=5, feature_names=["f"])
             bags = EmbeddingBagCollection([table], container=container)
-            optimizer = Optimizer(bags, Adam, lr=0.05, update=chosen[collective.rank])
-            random = np.random.default_rng(collective.rank)
+            optimizer = Optimizer(bags, Adam, lr=0.05, update=chosen[rank])
+            random = np.random.default_rng(rank)
             for step in range(20):
                 # A rank may have an empty batch.
-                ids = random.integers(0, 40, 0 if step % 7 == collective.rank else 12)
+                ids = random.integers(0, 40, 0 if step % 7 == rank else 12)
                 lengths = torch.tensor([len(ids)])
                 batch = KeyedJaggedTensor(["f"], torch.from_numpy(ids), lengths=lengths)
                 ((bags(batch).values() - 1) ** 2).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            rows = {}
-            for chunk in container.storage("t").scan():
-                rows.update(zip(chunk.keys.tolist(), chunk.rows.copy(), strict=True))
-            container.close()
-            return rows
+            return read_rows(container, "t")
 
-        first, second = on_ranks(2, body)
+        first, second = run_containers(2, body)
         return first | second
 
     found, expected = trained(tuple(routes)), trained(("shadow", "shadow"))
     assert found.keys() == expected.keys()
     for key, row in found.items():
-        np.testing.assert_allclose(row, expected[key], rtol=1e-5, atol=1e-7)
+        one, other = (np.frombuffer(each, "float32") for each in (row, expected[key]))
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
 def test_state_by_row_that_begins_during_training_is_rejected_before_a_row_changes() -> None:

@@ -106,11 +106,13 @@ def test_a_compiled_model_trains_bit_for_bit(is_checkpointed: bool) -> None:
     assert same_bits(trained(make(), "aot_eager", batches), expected)
 
 
+@pytest.mark.slow
 def test_tables_on_a_device_train_compiled() -> None:
     expected = trained(Model(device="emulated"), None, BATCHES[:2])
     assert same_bits(trained(Model(device="emulated"), "aot_eager", BATCHES[:2]), expected)
 
 
+@pytest.mark.slow
 def test_inductor_compiles_lookups() -> None:
     found = []
     for is_compiled in (False, True):
@@ -132,6 +134,7 @@ def test_prefetched_batches_that_are_never_used_are_dropped_silently(kind: type[
     gc.collect()
 
 
+@pytest.mark.slow
 def test_models_with_tables_of_one_name_are_distinguished() -> None:
     first, second = Model(), Model()
     both = [first, copy.deepcopy(first), second]
@@ -166,6 +169,7 @@ def test_a_compiled_model_can_be_frozen_and_evaluated() -> None:
     assert optimizer.container.resources.num_batch_inputs == 0
 
 
+@pytest.mark.slow
 def test_ranks_recompile_for_other_sizes_of_their_batches() -> None:
     def body(collective: Collective, backend: str | None) -> list[Tensor]:
         with StepContainer(collective=collective, rendezvous=ThreadRendezvous(2)) as container:
@@ -221,6 +225,7 @@ def batch_of(size: int, weights: Tensor) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(["y", "x"], torch.arange(count) % 4, weights[:count], lengths)
 
 
+@pytest.mark.slow
 def test_weights_of_compiled_collections_get_gradients() -> None:
     found = []
     for is_compiled in (False, True):
@@ -287,27 +292,10 @@ class Sequences(nn.Module):
         return loss + torch.cos(padded).sum()
 
 
-def trained_sequences(model: Sequences, call: Any) -> list[Tensor]:
-    """Returns losses of some steps, and of an evaluation."""
-    optimizer = Optimizer(model, torch.optim.Adagrad, lr=0.1)
-    found = []
-    for size in (3, 5, 4):
-        loss = call(batch_of(size, torch.ones(20)).sync())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(loss.detach())
-    model.eval()
-    with torch.no_grad():
-        found += [call(batch_of(size, torch.ones(20)).sync()) for size in (2, 6)]
-    assert optimizer.container.resources.num_batch_inputs == 0
-    return found
-
-
 @pytest.mark.parametrize(
     ("device", "dtype"),
     [
-        (None, "float32"),
+        pytest.param(None, "float32", marks=pytest.mark.slow),
         pytest.param(None, "float64", marks=pytest.mark.long),
         pytest.param("emulated", "float32", marks=pytest.mark.long),
     ],
@@ -319,7 +307,19 @@ def test_sequences_of_known_lengths_train_compiled_bit_for_bit(
     for is_compiled in (False, True):
         model: Any = Sequences(device, dtype)
         call = torch.compile(model, backend="aot_eager", fullgraph=True) if is_compiled else model
-        found.append(trained_sequences(model, call))
+        optimizer = Optimizer(model, torch.optim.Adagrad, lr=0.1)
+        losses = []
+        for size in (3, 5, 4):
+            loss = call(batch_of(size, torch.ones(20)).sync())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        model.eval()
+        with torch.no_grad():
+            losses += [call(batch_of(size, torch.ones(20)).sync()) for size in (2, 6)]
+        assert optimizer.container.resources.num_batch_inputs == 0
+        found.append(losses)
     assert same_bits(*found)
     assert len(set(map(float, found[0]))) == 5
 

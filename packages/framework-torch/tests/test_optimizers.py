@@ -72,6 +72,14 @@ CHOICES: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
     (SignMomentum, {"lr": 0.1}),
 ]
 NAMES = [f"{native.__name__}-{len(hyper)}" for native, hyper in CHOICES]
+SOME_CHOICES = pytest.mark.parametrize(
+    ("native", "hyperparameters"),
+    # Every third setting is in short runs.
+    [
+        pytest.param(*each, id=name, marks=pytest.mark.slow if number % 3 else [])
+        for number, (each, name) in enumerate(zip(CHOICES, NAMES, strict=True))
+    ],
+)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +87,7 @@ NAMES = [f"{native.__name__}-{len(hyper)}" for native, hyper in CHOICES]
     [("auto", BLOCK_BYTES), ("shadow", BLOCK_BYTES), ("shadow", 1)],
     ids=["auto", "at once", "row by row"],
 )
-@pytest.mark.parametrize(("native", "hyperparameters"), CHOICES, ids=NAMES)
+@SOME_CHOICES
 def test_rows_change_like_one_parameter(
     place: Any,
     native: type[torch.optim.Optimizer],
@@ -163,7 +171,7 @@ def test_optimizer_that_counts_steps_counts_each_once(
         torch.testing.assert_close(table(ids), start - 1.5, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("native", "hyperparameters"), CHOICES, ids=NAMES)
+@SOME_CHOICES
 def test_each_row_keeps_its_state_while_others_change(
     place: Any, native: type[torch.optim.Optimizer], hyperparameters: dict[str, Any]
 ) -> None:

@@ -24,7 +24,8 @@ from sparring_torch.modules.table_configs import EmbeddingBagConfig, EmbeddingCo
 from sparring_torch.optim.optimizer import Optimizer
 from sparring_torch.pipeline.train_pipeline import TrainPipeline
 
-BATCH = 5
+from .test_ranks import BATCH, batch_of_ranks
+
 TABLES = ("first", "second", "third")
 
 
@@ -53,23 +54,6 @@ def collection(**more: Any) -> EmbeddingBagCollection:
         EmbeddingBagConfig(name="third", embedding_dim=2, feature_names=["a"]),
     ]
     return EmbeddingBagCollection(tables=tables, **more)
-
-
-def batch(step: int, rank: int, *, weights: bool = False) -> KeyedJaggedTensor:
-    """Some ranks have no ids of some features, and some batches are empty."""
-    random = np.random.default_rng((step, rank))
-    lengths = random.integers(0, 5, (3, BATCH))
-    if (step + rank) % 3 == 0:
-        lengths[1] = 0
-    if (step + rank) % 5 == 0:
-        lengths[:] = 0
-    count = int(lengths.sum())
-    return KeyedJaggedTensor.from_lengths_sync(
-        keys=["a", "b", "c"],
-        values=torch.from_numpy(random.integers(-20, 20, count)),
-        lengths=torch.from_numpy(lengths.reshape(-1)),
-        weights=torch.linspace(0.5, 2, count) if weights else None,
-    )
 
 
 class Model(nn.Module):
@@ -121,10 +105,16 @@ def compare(world_size: int, work: Callable[[Any], None], **more: Any) -> None:
 @pytest.mark.parametrize(
     ("world_size", "optimizer", "options", "first"),
     [
-        (2, torch.optim.SGD, {}, ("table_wise", (1,))),
-        (2, torch.optim.Adagrad, {"update": "shadow"}, ("table_wise", (0,))),
+        pytest.param(2, torch.optim.SGD, {}, ("table_wise", (1,)), marks=pytest.mark.slow),
+        pytest.param(
+            2,
+            torch.optim.Adagrad,
+            {"update": "shadow"},
+            ("table_wise", (0,)),
+            marks=pytest.mark.slow,
+        ),
         (3, "adagrad", {}, ("table_row_wise", (0, 2))),
-        (2, "adagrad", {}, ("column_wise", (0, 1))),
+        pytest.param(2, "adagrad", {}, ("column_wise", (0, 1)), marks=pytest.mark.slow),
         (2, torch.optim.Adagrad, {"update": "shadow"}, ("column_wise", (1, 0))),
     ],
 )
@@ -137,7 +127,7 @@ def test_collections_train_as_by_rows(
         rank = model.container.collective.rank
         for step in range(10):
             for micro in range(2):
-                model(batch(2 * step + micro, rank))[0].backward()
+                model(batch_of_ranks(2 * step + micro, [rank]))[0].backward()
             if step % 5 == 4:
                 updates.zero_grad()  # this step does not happen
             updates.step()
@@ -145,7 +135,7 @@ def test_collections_train_as_by_rows(
             dense.step()
             dense.zero_grad()
             with torch.no_grad():
-                model(batch(step, rank))
+                model(batch_of_ranks(step, [rank]))
         assert model.container.exchange.pooling.num_kept == 0
 
     compare(world_size, work, first=first)
@@ -156,9 +146,9 @@ def test_norms_clip_as_by_rows() -> None:
         updates = Optimizer(model, torch.optim.SGD, lr=0.5)
         rank = model.container.collective.rank
         for step in range(6):
-            model(batch(step, rank))[0].backward()
+            model(batch_of_ranks(step, [rank]))[0].backward()
             torch.nn.utils.clip_grad_norm_(model.module.bags.parameters(), 0.01)
-            model(batch(step + 50, rank))[0].backward()  # a micro-batch after the sum
+            model(batch_of_ranks(step + 50, [rank]))[0].backward()  # a micro-batch after the sum
             updates.step()
             updates.zero_grad()
 
@@ -170,7 +160,7 @@ def test_a_pipeline_trains_as_by_rows_and_prefetches_no_pools() -> None:
         updates = Optimizer(model, torch.optim.SGD, lr=0.05)
         rank = model.container.collective.rank
         pipeline = TrainPipeline(model, updates, torch.device("cpu"))
-        batches = iter([batch(step, rank) for step in range(8)])
+        batches = iter([batch_of_ranks(step, [rank]) for step in range(8)])
         for _ in range(8):
             pipeline.progress(batches)
         is_pooled = "pooled" in str(model.container.layout("first"))
@@ -186,7 +176,7 @@ def test_compiled_models_train_as_by_rows(backend: str) -> None:
         rank = model.container.collective.rank
         bags = model.module.bags
         for step in range(6):
-            features = batch(step, rank)
+            features = batch_of_ranks(step, [rank])
             ids, lengths = features.values(), features.lengths()
             positions = bags._router.op_positions(features)
             pools = torch.ops.sparring.pooled_lookup(
@@ -240,7 +230,7 @@ def test_weighted_collections_train_weights_as_by_rows() -> None:
             updates = Optimizer(bags, torch.optim.SGD, lr=0.5)
             seen = []
             for step in range(5):
-                features = batch(step, collective.rank, weights=True)
+                features = batch_of_ranks(step, [collective.rank], weights=True)
                 features.weights().requires_grad_()
                 (bags(features).values() ** 2).sum().backward()
                 assert features.weights().grad is not None
@@ -288,11 +278,11 @@ def test_a_batch_that_one_rank_rejects_is_rejected_on_all() -> None:
         with opened(collective) as container:
             bags = collection(container=container)
             Optimizer(bags, torch.optim.SGD, lr=1.0)
-            features = batch(1, collective.rank)
+            features = batch_of_ranks(1, [collective.rank])
             if collective.rank:
                 features = KeyedJaggedTensor(["a"], torch.tensor([1]), lengths=torch.tensor([1]))
             with pytest.raises(InvalidArgumentError, match="b"):
                 bags(features)
-            bags(batch(2, collective.rank))
+            bags(batch_of_ranks(2, [collective.rank]))
 
     run_ranks(2, body)

@@ -53,9 +53,21 @@ def random_bags(generator: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]
     return places, offsets, here(generator.uniform(0.5, 1.5, count))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("mode", ["sum", "mean", "weighted"])
-@pytest.mark.parametrize("name", list(NATIVE))
+@pytest.mark.parametrize(
+    ("name", "mode", "dtype"),
+    [
+        pytest.param(
+            name,
+            mode,
+            dtype,
+            # Each optimizer with each mode, and half of them in each dtype.
+            marks=pytest.mark.slow if (at_name + at_mode + at_dtype) % 2 else [],
+        )
+        for at_name, name in enumerate(NATIVE)
+        for at_mode, mode in enumerate(("sum", "mean", "weighted"))
+        for at_dtype, dtype in enumerate((torch.float64, torch.float32))
+    ],
+)
 def test_rows_change_as_in_torch(
     name: str, mode: str, dtype: torch.dtype, generator: np.random.Generator, place: Any
 ) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring import ExchangeOptions, LocalGroup, StepContainer
-from sparring.contracts import Collective
+from sparring import ExchangeOptions, StepContainer
 from sparring.errors import InvalidArgumentError
 from sparring_testing.devices import why_unavailable
-from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_containers
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.modules.embedding import Embedding
 from sparring_torch.modules.embedding_bag import EmbeddingBag
@@ -31,21 +29,6 @@ SOON, LONG = 20.0, 60.0
 
 IDS = torch.arange(20).reshape(5, 4)
 NARROWED = ExchangeOptions(row_wire_dtype="float16")
-
-
-def on_ranks(body: Callable[[StepContainer], Any], exchange: ExchangeOptions | None) -> list[Any]:
-    group = LocalGroup(2, deadline_seconds=LONG)
-
-    def run(collective: Collective) -> Any:
-        made = StepContainer(
-            collective=collective, rendezvous=ThreadRendezvous(2), exchange=exchange
-        )
-        with made:
-            return body(made)
-
-    with ThreadPoolExecutor(2) as threads:
-        futures = [threads.submit(run, group.join(rank)) for rank in range(2)]
-        return [future.result() for future in futures]
 
 
 def jagged(name: str = "film", ids: Tensor = IDS) -> KeyedJaggedTensor:
@@ -114,7 +97,7 @@ def test_a_batch_that_one_rank_rejects_raises_on_all_and_training_continues(
         raised.wait(LONG)
         return caught.value
 
-    told, refused = on_ranks(body, exchange)
+    told, refused = run_containers(2, body, LONG, exchange=exchange)
     assert told.details["rank"] == 1
     assert str(refused) in str(told)
 
@@ -133,7 +116,7 @@ def test_ids_on_another_device_than_rows_on_the_host_route_are_rejected_by_all()
         module(IDS)
         return caught.value
 
-    told, refused = on_ranks(body, NARROWED)
+    told, refused = run_containers(2, body, LONG, exchange=NARROWED)
     assert told.details["rank"] == 1
     assert "the ids are on meta" in str(refused)
 
@@ -172,7 +155,7 @@ def test_a_prefetched_batch_that_one_rank_rejects_raises_on_all_and_training_con
         raised.wait(LONG)
         return errors
 
-    told, refused = on_ranks(body, None)
+    told, refused = run_containers(2, body, LONG)
     assert refused[0] == refused[1]
     for each in told:
         assert "rank 1 cannot look up its rows" in each

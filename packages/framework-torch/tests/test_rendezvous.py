@@ -65,7 +65,9 @@ def free_port() -> int:
 
 
 # A run of torchrun on one node is in test_distributed_model_parallel.py.
-@pytest.mark.parametrize("num_nodes", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize(
+    "num_nodes", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_ranks_of_torchrun_meet_through_its_store(tmp_path: Path, num_nodes: int) -> None:
     script = tmp_path / "rank.py"
     script.write_text(_RANK)

@@ -15,15 +15,7 @@ from sparring_torch import Optimizer, torchrec
 from sparring_torch.torchrec import planner as planners
 from sparring_torch.torchrec.reservations import host_memory_bytes
 
-
-def collection(*tables: str) -> torchrec.EmbeddingBagCollection:
-    configs = [torchrec.EmbeddingBagConfig(name=name, embedding_dim=4) for name in tables]
-    return torchrec.EmbeddingBagCollection(configs, storage="memory")
-
-
-def batch(*keys: str) -> torchrec.KeyedJaggedTensor:
-    ids = torch.arange(3 * len(keys)) % 4
-    return torchrec.KeyedJaggedTensor(list(keys), ids, lengths=torch.tensor([2, 1] * len(keys)))
+from .test_torchrec_names import batch, collection
 
 
 class Model(nn.Module):

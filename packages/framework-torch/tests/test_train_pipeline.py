@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparring import LocalGroup, StepContainer
+from sparring import StepContainer
 from sparring.adapter import MemoryStorage
-from sparring.contracts import Collective, TableConfig
+from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError, PeerFailure
-from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_containers
+from sparring_testing.processes.table_steps import read_tables
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.modules.embedding import Embedding
 from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
@@ -179,9 +180,7 @@ def evaluate(model: Model) -> Tensor:
     return output
 
 
-def run(
-    loop: Loop, optimizer: Any, container: StepContainer, micro: int = 1, **fails: int
-) -> Result:
+def run(loop: Loop, optimizer: Any, micro: int, container: StepContainer, **fails: int) -> Result:
     torch.manual_seed(0)
     model = Model(container)
     for parameter in model.dense.parameters():
@@ -191,37 +190,13 @@ def run(
         torch.optim.SGD(model.parameters(), lr=0.1),
     ]
     outputs = loop(model, optimizers, batches(container.collective.rank, **fails), micro)
-    rows = {
-        name: {
-            key: row.tobytes()
-            for chunk in container.storage(name).scan()
-            for key, row in zip(chunk.keys.tolist(), chunk.rows, strict=True)
-        }
-        for name in container.tables
-    }
-    result = Result(
-        rows,
+    return Result(
+        read_tables(container),
         [each.numpy().tobytes() for each in outputs],
         model.dense.weight.detach().numpy().tobytes(),
         container.prefetches.counters.rows_refreshed,
         container.prefetches.counters.rows,
     )
-    container.close()
-    return result
-
-
-def on_ranks(world_size: int, *arguments: Any, **fails: int) -> list[Result]:
-    group = LocalGroup(world_size, deadline_seconds=30)
-    loop, *rest = arguments
-
-    def body(collective: Collective) -> Result:
-        made = StepContainer(collective=collective, rendezvous=ThreadRendezvous(world_size))
-        optimizer, *micro = rest
-        return run(loop, optimizer, made, *micro, **fails)
-
-    with ThreadPoolExecutor(world_size) as threads:
-        futures = [threads.submit(body, group.join(rank)) for rank in range(world_size)]
-        return [future.result() for future in futures]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +207,11 @@ def on_ranks(world_size: int, *arguments: Any, **fails: int) -> list[Result]:
             optimizer,
             micro,
             # Every number of ranks with each number of micro-batches, and every optimizer twice.
-            marks=[] if (world_size + micro + number) % 3 == 0 else pytest.mark.long,
+            marks=pytest.mark.long
+            if (world_size + micro + number) % 3
+            else pytest.mark.slow
+            if number % 2
+            else [],
         )
         for world_size in (1, 2, 3)
         for number, optimizer in enumerate(OPTIMIZERS)
@@ -242,8 +221,8 @@ def on_ranks(world_size: int, *arguments: Any, **fails: int) -> list[Result]:
 def test_results_equal_the_plain_loop(world_size: int, optimizer: str, micro: int) -> None:
     chosen = OPTIMIZERS[optimizer]
     for one, other in zip(
-        on_ranks(world_size, plain, chosen, micro),
-        on_ranks(world_size, pipelined, chosen, micro),
+        run_containers(world_size, partial(run, plain, chosen, micro)),
+        run_containers(world_size, partial(run, pipelined, chosen, micro)),
         strict=True,
     ):
         assert one.outputs == other.outputs
@@ -258,8 +237,8 @@ def test_a_batch_that_fails_in_the_model_is_the_only_one_lost(
     world_size: int, fails_at: int
 ) -> None:
     for one, other in zip(
-        on_ranks(world_size, plain, "adam", fails_at=fails_at),
-        on_ranks(world_size, pipelined, "adam", fails_at=fails_at),
+        run_containers(world_size, partial(run, plain, "adam", 1, fails_at=fails_at)),
+        run_containers(world_size, partial(run, pipelined, "adam", 1, fails_at=fails_at)),
         strict=True,
     ):
         assert one.outputs == other.outputs
@@ -433,22 +412,17 @@ def test_abandoned_iterators_are_released() -> None:
 
 
 def test_a_lost_rank_is_named_with_the_step_by_progress() -> None:
-    group = LocalGroup(2, deadline_seconds=10)
-
-    def body(collective: Collective) -> BaseException | None:
-        container = StepContainer(collective=collective, rendezvous=ThreadRendezvous(2))
+    def body(container: StepContainer) -> BaseException | None:
         _, pipeline = small(container)
-        with container:
-            given = iter([torch.arange(6)] * 5)
-            pipeline.progress(given)
-            if collective.rank == 1:
-                return None
-            with pytest.raises(PeerFailure) as caught:
-                list(iter(lambda: pipeline.progress(given), None))
-            return caught.value
+        given = iter([torch.arange(6)] * 5)
+        pipeline.progress(given)
+        if container.collective.rank == 1:
+            return None
+        with pytest.raises(PeerFailure) as caught:
+            list(iter(lambda: pipeline.progress(given), None))
+        return caught.value
 
-    with ThreadPoolExecutor(2) as threads:
-        found, _ = [each.result() for each in [threads.submit(body, group.join(r)) for r in (0, 1)]]
+    found, _ = run_containers(2, body, 10.0)
     assert isinstance(found, PeerFailure)
     assert found.details["rank"] == 1
     assert found.details["step"] == 1

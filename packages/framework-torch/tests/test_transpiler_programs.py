@@ -19,14 +19,6 @@ from sparring_torch.modules.table_module import list_table_modules
 from .transpiled_programs import PROGRAMS, optimizers_of, train
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> object:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def check_same(found: nn.Module, expected: nn.Module, program: str = "") -> None:
     """Asserts that all weights are equal to 1e-6 of the largest of each."""
     theirs = dict(expected.named_parameters())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +61,6 @@ class Service:
         self.file.write_text(text)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def service_for(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Service:
     """A service with the tables that the report names."""
     names = {"lr", "lr_decay", "initial_accumulator_value"}
@@ -88,7 +79,17 @@ def service_for(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 
 
 @pytest.mark.parametrize(
-    "name", [*NAMES, *(pytest.param(each, marks=pytest.mark.long) for each in OTHER_NAMES)]
+    "name",
+    [
+        "bags with weights",
+        "shared embedding",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in NAMES
+            if each not in ("bags with weights", "shared embedding")
+        ),
+        *(pytest.param(each, marks=pytest.mark.long) for each in OTHER_NAMES),
+    ],
 )
 def test_the_program_gives_the_same_results_as_before_and_as_a_rank(
     name: str, tmp_path: Path

@@ -111,7 +111,9 @@ def compare_over_steps(
     torch.testing.assert_close(found, dense.weight.detach(), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(
+    "storage", [STORAGES[0], pytest.param(STORAGES[1], marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(("name", "hyper", "native"), AGAINST_TORCH)
 def test_sparse_rows_change_as_in_torch(
     name: str, hyper: dict[str, Any], native: Native, storage: str

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import sparring_packed
 from sparring_packed.library import library_path
+from sparring_testing.processes.compilers import compile_program
 
 PACKAGE = Path(__file__).parents[1]
-
-pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 
 
 def built(name: str, folder: Path) -> Path:
     """Compiles an example."""
-    includes = [PACKAGE / "include", PACKAGE.parent / "core/include"]
-    command = ["c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", PACKAGE / f"examples/{name}.cc"]
     library = library_path().resolve()
-    command += [*(f"-I{each}" for each in includes), library, f"-Wl,-rpath,{library.parent}"]
-    subprocess.run([*command, "-pthread", "-o", folder / name], check=True)
-    return folder / name
+    options = [f"-I{each / 'include'}" for each in (PACKAGE, PACKAGE.parent / "core")]
+    options += [str(library), f"-Wl,-rpath,{library.parent}", "-pthread"]
+    return compile_program(PACKAGE / f"examples/{name}.cc", folder / name, *options)
 
 
 def test_the_example_prints_the_rows_that_python_reads(trained: Any, tmp_path: Path) -> None:

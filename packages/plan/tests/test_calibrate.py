@@ -58,14 +58,16 @@ def reduce_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fewer(*parts: Any) -> MeasuredStorage:
         name, memory, options, kept, *_ = parts
-        return real(name, memory, options, kept, 2_000, 500, ("sgd", "adam"))
+        return real(name, memory, options, kept, 500, 200, ("sgd", "adam"))
 
     monkeypatch.setattr(calibrate, "MeasuredStorage", fewer)
     monkeypatch.setattr(calibrate, "_TRIAD_ELEMENTS", 1 << 12)
+    monkeypatch.setattr(calibrate, "_SIZES", (4 << 10, 64 << 10, 1 << 20))
+    monkeypatch.setattr(calibrate, "_ROUNDS", 2)
     monkeypatch.setattr(step_timings, "_ROUNDS", 2)
-    monkeypatch.setattr(step_timings, "_SAMPLES", 256)
+    monkeypatch.setattr(step_timings, "_SAMPLES", 64)
     monkeypatch.setattr(step_timings, "_MANY_TABLES", 4)
-    monkeypatch.setattr(step_timings, "_Case", partial(WHOLE_CASE, rows=5_000, samples=256))
+    monkeypatch.setattr(step_timings, "_Case", partial(WHOLE_CASE, rows=1_000, samples=64))
     monkeypatch.setattr(calibration, "_NUM_ROWS", 20_000)
     monkeypatch.setattr(calibration, "_NUM_MESSAGES", 50)
     monkeypatch.setattr(calibration, "_ROUNDS", 2)

@@ -13,7 +13,7 @@ from sparring.contracts import TableConfig
 from sparring_serve import LookupService, ShardPosition, ShardReplicas
 from sparring_serve.server import native_front_end
 from sparring_serve.testing import MemoryTables
-from sparring_testing.serving.front_ends import Folder, FrontEnd, open_front_end
+from sparring_serve.testing.front_ends import Folder, FrontEnd, open_front_end
 
 ITEM, USER = TableConfig("item", 4, seed=3), TableConfig("user", 2)
 

@@ -21,6 +21,8 @@ from sparring_serve import (
 from sparring_serve.security import check_local
 from sparring_serve.status import Status, StatusError
 from sparring_serve.testing import RawConnection, framed_message
+from sparring_serve.testing.front_ends import call
+from sparring_serve.testing.memory_servers import open_learning_server
 from sparring_serve.wire.messages import (
     SERVICE,
     DescribeRequest,
@@ -30,8 +32,6 @@ from sparring_serve.wire.messages import (
     SnapshotRequest,
     TableIds,
 )
-from sparring_testing.serving.front_ends import call
-from sparring_testing.serving.memory_servers import open_learning_server
 
 from .conftest import Serve
 

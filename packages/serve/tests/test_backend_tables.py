@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ pytest.importorskip("sparring_redis", reason="needs sparring-redis")
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 pytest.importorskip("sparring_train", reason="needs sparring-train")
 
-from sparring_redis.testing.server import RedisServer, redis_server_missing
+from sparring_redis.testing.server import RedisServer
+from sparring_testing.fixtures.runs import write_ratings
 from sparring_testing.processes.waiting import wait_until
 
 KEYS = np.arange(60)
@@ -60,21 +60,17 @@ server: {address: "127.0.0.1:0"}
 
 
 @pytest.fixture
-def redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+def redis(
+    own_redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> RedisServer:
     """A server; the current folder has configurations for it."""
-    if reason := redis_server_missing():
-        pytest.skip(reason)
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
-    users, items, stars = (random.integers(*span, 600) for span in ((1, 40), (0, 60), (1, 6)))
-    lines = [
-        f"{user},{item},{star},0" for user, item, star in zip(users, items, stars, strict=True)
-    ]
-    Path("ratings.csv").write_text("user,item,rating,timestamp\n" + "\n".join(lines))
-    with RedisServer() as server:
-        Path("train.yaml").write_text(TRAINING.replace("URL", server.url))
-        Path("serving.yaml").write_text(SERVING.replace("URL", server.url))
-        yield server
+    spans = ((1, 40), (0, 60), (1, 6))
+    write_ratings(Path("ratings.csv"), *(random.integers(*span, 600) for span in spans))
+    for name, text in (("train.yaml", TRAINING), ("serving.yaml", SERVING)):
+        Path(name).write_text(text.replace("URL", own_redis_server.url))
+    return own_redis_server
 
 
 def train(*overrides: str) -> None:

@@ -37,14 +37,9 @@ from sparring_serve.testing import FaultyTransport, MemoryTables, TransportClock
 from sparring_serve.wire.fields import decode
 from sparring_serve.wire.messages import PullRequest, RowDtype
 
+from .conftest import rows_of_step
+
 ITEM, USER = TableConfig("item", 4, seed=3), TableConfig("user", 2)
-
-
-def rows_of_step(step: int) -> dict[str, Any]:
-    return {
-        "item": {key: [step, key, -key, 0.5] for key in range(100)},
-        "user": {key: [step, key] for key in range(0, 100, 2)},
-    }
 
 
 class Cluster:

@@ -25,9 +25,9 @@ from sparring_serve import (
 )
 from sparring_serve.tables import packed as packed_tables_module
 from sparring_serve.tables.packed import open_packed_tables
+from sparring_serve.testing.front_ends import ITEM, USER, Folder, call, pull, read_metrics
 from sparring_serve.wire.messages import SERVICE
 from sparring_testing.faults.damaged_file import flip_byte
-from sparring_testing.serving.front_ends import ITEM, USER, Folder, call, pull, read_metrics
 
 from .conftest import Serve
 

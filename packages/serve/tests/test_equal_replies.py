@@ -14,6 +14,15 @@ import pytest
 
 import sparring_packed
 from sparring_serve.server.native_front_end import EXECUTABLE
+from sparring_serve.testing.front_ends import (
+    Folder,
+    FrontEnd,
+    Reply,
+    call,
+    open_front_end,
+    pull,
+    read_metrics,
+)
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.messages import (
     SERVICE,
@@ -39,15 +48,6 @@ from sparring_serve.wire.open_inference import (
     ModelRequest,
     RequestedOutput,
     TensorContents,
-)
-from sparring_testing.serving.front_ends import (
-    Folder,
-    FrontEnd,
-    Reply,
-    call,
-    open_front_end,
-    pull,
-    read_metrics,
 )
 
 pytestmark = pytest.mark.skipif(

@@ -15,7 +15,8 @@ import pytest
 from sparring.adapter import initial_rows
 from sparring.contracts import partition
 from sparring_serve import ClientConfig, LookupClient, ShardPosition, ShardReplicas
-from sparring_testing.serving.front_ends import ITEM
+from sparring_serve.testing.front_ends import ITEM
+from sparring_testing.processes.compilers import compile_program
 
 from .conftest import NATIVE, Serve
 
@@ -34,22 +35,8 @@ COMMANDS = {
 @pytest.fixture(scope="module")
 def cxx_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The client in C++, compiled."""
-    pkg_config, compiler = shutil.which("pkg-config"), shutil.which("c++")
-    has_grpc = pkg_config and not subprocess.run(
-        [pkg_config, "--exists", "grpc++"], check=False
-    ).returncode  # fmt: skip
-    if compiler is None or not has_grpc:
-        pytest.skip(
-            "no gRPC for C++ here; Debian and Ubuntu: apt-get install g++ libgrpc++-dev pkg-config"
-        )
-    flags = subprocess.run(
-        [pkg_config, "--cflags", "--libs", "grpc++"], capture_output=True, text=True, check=True
-    ).stdout.split()
     program = tmp_path_factory.mktemp("cxx") / "grpc_client"
-    source = EXAMPLES / "grpc_client.cc"
-    command = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", source, *flags]
-    subprocess.run([*command, "-o", program], check=True)
-    return program
+    return compile_program(EXAMPLES / "grpc_client.cc", program, package="grpc++")
 
 
 @pytest.fixture(params=[*COMMANDS, pytest.param("cxx", marks=pytest.mark.slow)])

@@ -1,20 +1,19 @@
 """Serving snapshots and saves of a parameter service that release 0.1 wrote are read by every release.
 
-`format_v1` was written by `python packages/serve/tests/test_format_v1.py FOLDER` of release 0.1, and is
-never written again.
+Release 0.1 wrote `format_v1`: a full serving snapshot with a quantized table, a delta over it, and a save
+of a parameter service.
 """
 
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sparring import SaveOptions, StepContainer, StorageChoice, TableConfig
+from sparring import TableConfig
 from sparring.adapter import initial_rows
 from sparring_serve import (
     LookupClient,
@@ -26,6 +25,7 @@ from sparring_serve import (
     ShardReplicas,
     open_parameter_server,
 )
+from sparring_testing.processes.table_steps import choose_method, declare_tables, open_tables
 
 FOLDER = Path(__file__).parent / "format_v1"
 TABLES = (TableConfig("item", 4, seed=3), TableConfig("user", 8))
@@ -45,34 +45,6 @@ def learning(folder: Path, **parameters: Any) -> ServingConfig:
     item = {"dim": 4, "update_method": "adagrad", "hyper": {"lr": 0.5}, "seed": 3}
     given = {"tables": {"item": item}, "folders": [str(folder)], "push_log_bytes": 0, **parameters}
     return ServingConfig.model_validate({"parameters": given})
-
-
-def write(folder: Path) -> None:
-    """Writes a full serving snapshot with a quantized table, a delta over it, and a save of a service."""
-    from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
-
-    runs, served = str(folder / "runs"), str(folder / "served")
-    with StepContainer() as container:
-        for table in TABLES:
-            container.declare(table, StorageChoice("memory"))
-        for step in (1, 2):
-            for table in TABLES:
-                keys = KEYS if step == 1 else np.concatenate([CHANGED, ADDED])
-                container.assign(table.name, keys, rows_of(keys, table, step))
-                if step == 2:
-                    container.storage(table.name).erase(ERASED)
-            container.counters.steps = step
-            base = f"{runs}/step-1" if step == 2 else None
-            container.save(f"{runs}/step-{step}", base=base, options=SaveOptions(is_base=True))
-            publish_newest(runs, served, PublisherOptions({"user": "int8"}, 16, 3))
-    shutil.rmtree(runs)
-    config = learning(folder / "saved", start=None)
-    with (
-        open_parameter_server(config, address="127.0.0.1:0") as server,
-        ParameterClient(server.address) as client,
-    ):
-        client.push(GRADIENTS)
-        client.save("a", deadline_seconds=60)
 
 
 @pytest.fixture
@@ -105,9 +77,11 @@ def test_a_delta_over_a_full_serving_snapshot_is_served(folder: Path) -> None:
 
 def test_a_service_starts_with_a_save_of_release_0_1_and_continues(folder: Path) -> None:
     config = learning(folder / "saved", start="newest")
-    with StepContainer() as expected:
-        for _ in range(2):
-            _push_to(expected)
+    with open_tables() as expected:
+        declare_tables(expected, TABLES[:1], method="adagrad", lr=0.5)
+        for step in (1, 2):
+            expected.resources.accumulate_by_key("item", *GRADIENTS["item"])
+            expected.apply_methods(choose_method(expected, "adagrad", step, lr=0.5))
         rows = expected.lookup("item", KEYS, is_registered=False)
         with (
             open_parameter_server(config, address="127.0.0.1:0") as server,
@@ -116,21 +90,3 @@ def test_a_service_starts_with_a_save_of_release_0_1_and_continues(folder: Path)
             client.push(GRADIENTS, wait="applied")
             found = client.pull({"item": KEYS}).rows["item"]
     assert found.tobytes() == rows.rows[rows.inverse].tobytes()
-
-
-def _push_to(container: StepContainer) -> None:
-    """Applies a push of `GRADIENTS` as a service does."""
-    from sparring.adapter import parse_hyper, resolve_method
-    from sparring.contracts import MethodChoice
-
-    method = resolve_method("adagrad")
-    hyper = parse_hyper(method, {"lr": 0.5})
-    if "item" not in container.tables:
-        container.declare(TABLES[0], StorageChoice("memory"))
-        container.set_state("item", method.initial_state(4, hyper, np.float32), method.name)
-    container.resources.accumulate_by_key("item", *GRADIENTS["item"])
-    container.apply_methods({"item": MethodChoice(method, hyper, container.counters.steps + 1)})
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]))

@@ -15,9 +15,7 @@ import sparring_packed
 from sparring_cli.application import main
 from sparring_serve import ClientConfig, LookupClient, ServingConfig, ShardPosition
 from sparring_serve.server import native_front_end
-from sparring_serve.wire.fields import decode
-from sparring_serve.wire.messages import SERVICE, GateMessage, RefreshReply
-from sparring_testing.serving.front_ends import (
+from sparring_serve.testing.front_ends import (
     KEYS,
     ONE_SHARD,
     Folder,
@@ -26,6 +24,8 @@ from sparring_testing.serving.front_ends import (
     open_front_end,
     read_metrics,
 )
+from sparring_serve.wire.fields import decode
+from sparring_serve.wire.messages import SERVICE, GateMessage, RefreshReply
 
 from .conftest import Serve
 

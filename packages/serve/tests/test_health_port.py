@@ -18,10 +18,10 @@ from sparring_serve import (
     TlsFiles,
 )
 from sparring_serve.testing import MemoryTables
+from sparring_serve.testing.front_ends import call
 from sparring_serve.wire.messages import SERVICE
 from sparring_serve.wire.open_inference import HEALTH, INFERENCE, ServingStatus
 from sparring_testing.processes.certificates import make_certificate
-from sparring_testing.serving.front_ends import call
 
 from .conftest import Serve
 from .test_server import status_of

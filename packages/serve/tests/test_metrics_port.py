@@ -16,9 +16,9 @@ from sparring_cli import ExitCode, main
 from sparring_serve import TlsFiles
 from sparring_serve.config import ServerConfig
 from sparring_serve.server.lookup_server import check_access
+from sparring_serve.testing.front_ends import Folder, scrape
 from sparring_testing.processes.certificates import make_certificate
 from sparring_testing.processes.waiting import wait_until
-from sparring_testing.serving.front_ends import Folder, scrape
 
 from .conftest import KINDS, Serve
 

@@ -30,6 +30,7 @@ from sparring_serve.model_parts import read_model
 from sparring_serve.parameters.shard import ParameterShard
 from sparring_serve.status import Status, StatusError
 from sparring_serve.tables.packed import open_packed_tables
+from sparring_serve.testing.front_ends import ITEM, ONE_SHARD, Folder, FrontEnd, call, make_config
 from sparring_serve.testing.memory_tables import MemoryTables
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import (
@@ -40,7 +41,6 @@ from sparring_serve.wire.messages import (
     ReadModelRequest,
     VersionMessage,
 )
-from sparring_testing.serving.front_ends import ITEM, ONE_SHARD, Folder, FrontEnd, call, make_config
 
 from .conftest import Serve
 

@@ -18,7 +18,7 @@ from sparring_serve import (
     open_server,
     read_serving_config,
 )
-from sparring_testing.serving.front_ends import KEYS, Folder
+from sparring_serve.testing.front_ends import KEYS, Folder
 
 
 def _open(path: Path, size: int) -> list[LookupServer]:

@@ -13,6 +13,7 @@ from sparring_serve import LookupService, ShardPosition, ShardReplicas, inferenc
 from sparring_serve.limits import Limits
 from sparring_serve.status import Status, StatusError
 from sparring_serve.testing import MemoryTables
+from sparring_serve.testing.front_ends import Folder, call, open_front_end
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.open_inference import (
     INFERENCE,
@@ -27,7 +28,6 @@ from sparring_serve.wire.open_inference import (
     RequestedOutput,
     TensorContents,
 )
-from sparring_testing.serving.front_ends import Folder, call, open_front_end
 
 from .conftest import ITEM, USER, rows_of_step
 

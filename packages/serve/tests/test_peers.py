@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sparring_serve import ShardPosition, ShardReplicas
-from sparring_testing.serving.front_ends import ITEM, Folder, open_front_end
+from sparring_serve.testing.front_ends import ITEM, Folder, open_front_end
 
 from .conftest import NATIVE
 

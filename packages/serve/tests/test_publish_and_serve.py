@@ -51,13 +51,13 @@ from sparring_serve.wire.messages import Missing, PullReply, PullRequest, RowDty
 
 pytest.importorskip("sparring_packed")
 
-import contextlib
 from contextlib import ExitStack
 
 from sparring_packed import read_manifest
 from sparring_serve.tables.packed import open_packed_tables
+from sparring_serve.testing.front_ends import FrontEnd, open_front_end, read_metrics
+from sparring_serve.testing.serve_process import ServeProcess
 from sparring_testing.faults.damaged_file import flip_byte
-from sparring_testing.serving.front_ends import FrontEnd, open_front_end, read_metrics
 
 from .conftest import NATIVE, Serve
 
@@ -455,41 +455,7 @@ def test_the_commands_report_their_results(run: Run, capsys: pytest.CaptureFixtu
 # -- real processes --------------------------------------------------------------------------
 
 
-class Replica:
-    """``sparring serve`` on a free port."""
-
-    def __init__(self, config: Path, *options: str) -> None:
-        self._config, self._options = config, options
-        self.address = "127.0.0.1:0"
-        self.start()
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "sparring", "serve", str(self._config)]
-        command += [f"server.address={self.address}", *self._options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        assert self.process.stderr is not None
-        lines = []
-        for line in self.process.stderr:
-            lines.append(line)
-            if "ready on" in line:
-                self.ready = line
-                self.address = line.split("ready on ")[1].split(": step")[0]
-                return
-        raise AssertionError("".join(lines))
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.end()
-
-    def end(self, number: int = signal.SIGKILL) -> int:
-        self.process.send_signal(number)
-        code = self.process.wait(timeout=60)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-        return code
-
-
-StartReplica = Callable[..., Replica]
+StartReplica = Callable[..., ServeProcess]
 
 
 @pytest.fixture
@@ -499,7 +465,7 @@ def start_replica(kind: str, run: Run, tmp_path: Path, closing: ExitStack) -> St
     config = tmp_path / "serving.yaml"
     options = f"{{poll_seconds: 0.05, threads: 2, front_end: {kind}}}"
     config.write_text(f"snapshots: {run.out}\nserver: {options}\n")
-    return lambda *options: closing.enter_context(contextlib.closing(Replica(config, *options)))
+    return lambda *options: closing.enter_context(ServeProcess(config, *options))
 
 
 # Python's servers take seconds to start again.

@@ -23,9 +23,9 @@ from sparring_serve import (
 )
 from sparring_serve.limits import Quotas
 from sparring_serve.status import StatusError
+from sparring_serve.testing.front_ends import FrontEnd, call, pull, read_metrics
 from sparring_serve.wire.messages import SERVICE
 from sparring_serve.wire.open_inference import HEALTH, INFERENCE, InferRequest, InferTensor
-from sparring_testing.serving.front_ends import FrontEnd, call, pull, read_metrics
 
 from .conftest import Serve
 

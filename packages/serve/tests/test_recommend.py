@@ -29,10 +29,10 @@ from sparring_serve.limits import Limits
 from sparring_serve.recommendation import recommend
 from sparring_serve.status import StatusError
 from sparring_serve.testing import FaultyTransport, MemoryTables
+from sparring_serve.testing.front_ends import Folder
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.messages import RecommendReply, RecommendRequest
 from sparring_serve.wire.rows import as_bytes
-from sparring_testing.serving.front_ends import Folder
 
 from .conftest import Serve
 

@@ -16,11 +16,11 @@ from sparring.errors import PluginError
 from sparring_serve import ShardPosition, ShardReplicas
 from sparring_serve.server.reflection import PROTO_FILES, _described, read_proto
 from sparring_serve.testing import MemoryTables
+from sparring_serve.testing.front_ends import call
+from sparring_serve.testing.memory_servers import open_memory_server
 from sparring_serve.wire import messages, open_inference
 from sparring_serve.wire.messages import SERVICE
 from sparring_serve.wire.open_inference import HEALTH, INFERENCE
-from sparring_testing.serving.front_ends import call
-from sparring_testing.serving.memory_servers import open_memory_server
 
 from .conftest import Serve
 

@@ -25,8 +25,8 @@ from sparring_serve import (
 )
 from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
 from sparring_serve.testing import MemoryTables
+from sparring_serve.testing.front_ends import KEYS, Folder, FrontEnd, call, pull, read_metrics
 from sparring_serve.wire.messages import SERVICE, PullRequest, TableIds
-from sparring_testing.serving.front_ends import KEYS, Folder, FrontEnd, call, pull, read_metrics
 
 from .conftest import Serve
 

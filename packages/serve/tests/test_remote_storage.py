@@ -18,7 +18,7 @@ from sparring.errors import (
     UnsupportedError,
 )
 from sparring_serve import LookupServer
-from sparring_testing.serving.memory_servers import ITEM, open_memory_server
+from sparring_serve.testing.memory_servers import ITEM, open_memory_server
 
 
 @pytest.fixture

@@ -27,11 +27,11 @@ from sparring_serve import (
 from sparring_serve.config import LogConfig
 from sparring_serve.request_log import HEAD, LoggedKind, RequestLog
 from sparring_serve.server import native_front_end
+from sparring_serve.testing.front_ends import ONE_SHARD, Folder, call, make_config, read_metrics
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import PullRequest, SampleColumn, TableIds
 from sparring_serve.wire.open_inference import INFERENCE, InferRequest, InferTensor
 from sparring_testing.processes.waiting import wait_until
-from sparring_testing.serving.front_ends import ONE_SHARD, Folder, call, make_config, read_metrics
 
 from .conftest import Serve
 

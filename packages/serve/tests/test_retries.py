@@ -31,9 +31,9 @@ from sparring_serve.client.circuit_breaker import CIRCUIT_SECONDS, CircuitBreake
 from sparring_serve.client.replicas import pauses
 from sparring_serve.client.transport import PROBE_SECONDS
 from sparring_serve.testing import MemoryTables
+from sparring_serve.testing.front_ends import Folder
+from sparring_serve.testing.memory_servers import ITEM, ROWS, open_memory_server
 from sparring_testing.processes.deadlines import check_with_deadlines
-from sparring_testing.serving.front_ends import Folder
-from sparring_testing.serving.memory_servers import ITEM, ROWS, open_memory_server
 
 from .proxies import Proxy
 

@@ -31,6 +31,8 @@ from sparring_serve import (
     TlsFiles,
 )
 from sparring_serve.testing import MemoryTables, RawConnection, framed_message
+from sparring_serve.testing.front_ends import Folder, FrontEnd, call, pull, read_metrics
+from sparring_serve.testing.memory_servers import ITEM, ROWS, open_memory_server
 from sparring_serve.wire.fields import decode
 from sparring_serve.wire.messages import SERVICE, RefreshReply
 from sparring_serve.wire.open_inference import (
@@ -50,8 +52,6 @@ from sparring_serve.wire.open_inference import (
     TensorContents,
 )
 from sparring_testing.processes.certificates import make_certificate
-from sparring_testing.serving.front_ends import Folder, FrontEnd, call, pull, read_metrics
-from sparring_testing.serving.memory_servers import ITEM, ROWS, open_memory_server
 
 from .conftest import Serve
 

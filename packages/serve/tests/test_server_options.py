@@ -22,10 +22,10 @@ from sparring_serve import (
     open_parameter_server,
 )
 from sparring_serve.testing import FrameKind, MemoryTables, RawConnection, framed_message
+from sparring_serve.testing.front_ends import FrontEnd
 from sparring_serve.transport_options import server_options
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import SERVICE, PullRequest, TableIds
-from sparring_testing.serving.front_ends import FrontEnd
 
 from .conftest import Serve
 

@@ -18,19 +18,19 @@ from sparring_serve import (
     LookupClient,
 )
 from sparring_serve.testing import RawConnection, framed_message
-from sparring_serve.wire.fields import encode
-from sparring_serve.wire.messages import SERVICE, PullRequest, TableIds
-from sparring_serve.wire.open_inference import HEALTH, INFERENCE
-from sparring_testing.processes.deadlines import check_with_deadlines
-from sparring_testing.processes.waiting import wait_until
-from sparring_testing.serving.front_ends import (
+from sparring_serve.testing.front_ends import (
     FrontEnd,
     NativeFrontEnd,
     PythonFrontEnd,
     call,
     read_metrics,
 )
-from sparring_testing.serving.memory_servers import open_learning_server, open_memory_server
+from sparring_serve.testing.memory_servers import open_learning_server, open_memory_server
+from sparring_serve.wire.fields import encode
+from sparring_serve.wire.messages import SERVICE, PullRequest, TableIds
+from sparring_serve.wire.open_inference import HEALTH, INFERENCE
+from sparring_testing.processes.deadlines import check_with_deadlines
+from sparring_testing.processes.waiting import wait_until
 
 from .conftest import KINDS, NATIVE, Serve
 

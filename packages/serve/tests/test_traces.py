@@ -23,7 +23,7 @@ from sparring_serve import (
     LookupClient,
     ShardReplicas,
 )
-from sparring_testing.serving.memory_servers import open_memory_server
+from sparring_serve.testing.memory_servers import open_memory_server
 
 VARIABLES = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_SDK_DISABLED")
 

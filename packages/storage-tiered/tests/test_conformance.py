@@ -13,6 +13,7 @@ import pytest
 from sparring import EventLoop, open_storage
 from sparring.contracts import Storage, TableConfig
 from sparring_testing.guard import overrides_kit
+from sparring_testing.storages import sizes
 from sparring_testing.storages.storage_tests import StorageTests
 
 needs_hkv = pytest.mark.skipif(
@@ -44,6 +45,14 @@ class TestMemoryOverMemory(StorageTests):
         small = {"backend": "memory", "options": {"capacity": 480}}
         return lambda table, **options: stack_of(table, small, "memory", **options)
 
+    @pytest.mark.parametrize("count", [50_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+    @overrides_kit(reason="Python moves each row, which takes 15 seconds for a million")
+    def test_call_of_a_million_rows(
+        self, new_storage: Any, rng: Any, monkeypatch: pytest.MonkeyPatch, count: int
+    ) -> None:
+        monkeypatch.setattr(sizes, "_MILLION", count)
+        super().test_call_of_a_million_rows(new_storage, rng)
+
 
 @needs_hkv
 @pytest.mark.long  # in short runs, other stacks cover its parts
@@ -53,6 +62,7 @@ class TestHkvOverMemory(StorageTests):
         return lambda table, **options: stack_of(table, SMALL, "memory", **options)
 
 
+@pytest.mark.slow  # sparring-hkv runs the kit on the emulator, and gpu.yaml trains with this stack
 @pytest.mark.skipif(
     find_spec("sparring_hkv") is None or find_spec("sparring_hkv._emulated") is None,
     reason="sparring-hkv was built without the emulator (-DSPARRING_HKV_EMULATED=ON)",
@@ -129,6 +139,7 @@ class TestHkvOverSqliteInBackground(PersistentTests):
 
 @needs_hkv
 @needs_sqlite
+@pytest.mark.slow  # the stack in the background covers its parts
 class TestTwoHkvOverSqlite(PersistentTests):
     @overrides_kit(reason="a million rows in sqlite take long; the stack of two proves them")
     def test_call_of_a_million_rows(self) -> None: ...

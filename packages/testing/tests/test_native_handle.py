@@ -15,6 +15,7 @@ from sparring_testing.storages.storage_tests import StorageTests
 
 
 class TestMemoryThroughTheNativeBorder(StorageTests):
+    repeats_are_slow = True
     bounded_options: ClassVar[Any] = {
         policy: {"capacity": 256, "policy": policy} for policy in ("none", "lru", "lfu", "custom")
     }

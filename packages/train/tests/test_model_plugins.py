@@ -11,9 +11,8 @@ import pytest
 
 from sparring import make_plugin_manager
 from sparring.plugins.distributions import PluginSource
-from sparring_train.config.reading.loader import parse_config
-from sparring_train.registered_kinds import find_trainer
-from sparring_train.run.result import SilentProgress, TrainResult
+from sparring_testing.fixtures.runs import train_run
+from sparring_train.run.result import TrainResult
 
 PAGE = (Path(__file__).parents[3] / "docs/how-to/bring-data-or-a-model.md").read_text()
 
@@ -75,7 +74,7 @@ def trained_kind(
     manager.load(PluginSource("sum", "sum-model", "1", lambda: module))
     path = tmp_path / "clicks.csv"
     path.write_text("user,item,clicked\n" + "ann,shoe,1\nbob,hat,0\nann,hat,0\n" * 64)
-    config = parse_config(
+    return train_run(
         f"""
 framework: {framework}
 threads: 1
@@ -85,6 +84,5 @@ storage: {{backend: memory}}
 optimizer: {{sparse: {{name: adagrad, lr: 0.5}}}}
 training: {{epochs: 4}}
 """,
-        plugin_manager=manager,
+        manager=manager,
     )
-    return find_trainer(framework, manager).train(config, manager, SilentProgress())

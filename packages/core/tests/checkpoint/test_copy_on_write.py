@@ -19,17 +19,18 @@ from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
 from sparring.engine.tables.write_log import WriteLog
 from sparring.errors import InvalidArgumentError
 from sparring.storage.open import open_storage
+from sparring_testing.processes.table_steps import read_chunks
 
 TABLE = TableConfig("item", 3)
 
-STACKS: list[tuple[str, dict[str, Any]]] = [
+STACKS: list[Any] = [
     ("memory", {}),
-    ("memory", {"capacity": 3000, "policy": "lru"}),
+    pytest.param(("memory", {"capacity": 3000, "policy": "lru"}), marks=pytest.mark.slow),
     ("memory", {"capacity": 3000, "policy": "lfu"}),
     ("hkv", {}),
-    ("hkv", {"policy": "lfu"}),
+    pytest.param(("hkv", {"policy": "lfu"}), marks=pytest.mark.slow),
     ("hkv", {"capacity": 3000, "policy": "lru"}),
-    ("hkv", {"capacity": 3000, "policy": "custom"}),
+    pytest.param(("hkv", {"capacity": 3000, "policy": "custom"}), marks=pytest.mark.slow),
 ]
 
 
@@ -40,12 +41,9 @@ def storage(request: pytest.FixtureRequest) -> Iterator[Storage]:
         yield opened
 
 
-def contents(storage: Storage) -> dict[int, tuple[bytes, int]]:
-    return {
-        int(key): (row.tobytes(), int(score))
-        for chunk in storage.scan()
-        for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
-    }
+SEEDS = pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2))]
+)
 
 
 class Writes:
@@ -72,18 +70,6 @@ class Writes:
             self._storage.evict(20)
 
 
-def given(frozen: CopyOnWriteView) -> Iterator[dict[int, tuple[bytes, int]]]:
-    return by_key(frozen.chunks())
-
-
-def by_key(chunks: Iterator[ScanChunk]) -> Iterator[dict[int, tuple[bytes, int]]]:
-    for chunk in chunks:
-        yield {
-            int(key): (row.tobytes(), int(score))
-            for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
-        }
-
-
 def freeze(storage: Storage, changed: _native.KeySet | None = None) -> CopyOnWriteView:
     watch = WriteLog(TABLE.name)
     storage.watcher = watch
@@ -100,33 +86,33 @@ def many_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(freezing, "_PIECE_KEYS", 7)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@SEEDS
 def test_rows_and_scores_are_from_the_start_of_the_save(storage: Storage, seed: int) -> None:
     writes = Writes(storage, seed)
     for _ in range(20):
         writes.upsert()
-    expected = contents(storage)
+    expected = read_chunks(storage.scan())
     frozen = freeze(storage)
     found: dict[int, tuple[bytes, int]] = {}
-    for part in given(frozen):
+    for part in map(read_chunks, ([each] for each in frozen.chunks())):
         assert not found.keys() & part.keys(), "a key was given twice"
         found |= part
         writes.any()
     assert found == expected
-    assert contents(storage) != expected
+    assert read_chunks(storage.scan()) != expected
 
 
-@pytest.mark.parametrize("seed", range(3))
+@SEEDS
 def test_old_rows_may_be_written_before_their_turn(storage: Storage, seed: int) -> None:
     writes = Writes(storage, seed)
     for _ in range(20):
         writes.upsert()
-    expected = contents(storage)
+    expected = read_chunks(storage.scan())
     frozen = freeze(storage)
     found: dict[int, tuple[bytes, int]] = {}
 
     def give(chunks: Iterator[ScanChunk]) -> None:
-        for part in by_key(chunks):
+        for part in map(read_chunks, ([each] for each in chunks)):
             assert not found.keys() & part.keys(), "a key was given twice"
             found.update(part)
 
@@ -147,7 +133,7 @@ def test_rows_are_from_the_start_of_the_save_despite_a_concurrent_writer(storage
     writes = Writes(storage, 11)
     for _ in range(20):
         writes.upsert()
-    expected = contents(storage)
+    expected = read_chunks(storage.scan())
     frozen = freeze(storage)
     is_over = threading.Event()
     num_writes = 0
@@ -162,7 +148,7 @@ def test_rows_are_from_the_start_of_the_save_despite_a_concurrent_writer(storage
     writer.start()
     found: dict[int, tuple[bytes, int]] = {}
     try:
-        for number, part in enumerate(given(frozen)):
+        for number, part in enumerate(map(read_chunks, ([each] for each in frozen.chunks()))):
             assert not found.keys() & part.keys(), "a key was given twice"
             found |= part
             while num_writes < min(number, 4) and writer.is_alive():
@@ -174,7 +160,7 @@ def test_rows_are_from_the_start_of_the_save_despite_a_concurrent_writer(storage
     assert num_writes > 3
 
 
-@pytest.mark.parametrize("seed", range(3))
+@SEEDS
 def test_a_delta_contains_changed_and_erased_rows(storage: Storage, seed: int) -> None:
     writes = Writes(storage, seed)
     for _ in range(20):
@@ -182,14 +168,14 @@ def test_a_delta_contains_changed_and_erased_rows(storage: Storage, seed: int) -
     watch = WriteLog(TABLE.name)
     storage.watcher = watch
     watch.changed = _native.KeySet()
-    before = contents(storage)
+    before = read_chunks(storage.scan())
     for _ in range(6):
         writes.any()
     storage.erase(np.arange(0, 4000, 41))
-    expected = contents(storage)
+    expected = read_chunks(storage.scan())
     frozen = freeze(storage, watch.changed)
     found: dict[int, tuple[bytes, int]] = {}
-    for part in given(frozen):
+    for part in map(read_chunks, ([each] for each in frozen.chunks())):
         found |= part
         writes.any()
     erased = set(np.concatenate(frozen.erased).tolist())
@@ -202,7 +188,7 @@ def test_a_write_to_rows_that_were_already_saved_keeps_nothing() -> None:
     with open_storage("hkv", TABLE) as storage:
         Writes(storage, 0).upsert(3000)
         frozen = freeze(storage)
-        assert sum(map(len, given(frozen))) == 3000
+        assert sum(map(len, map(read_chunks, ([each] for each in frozen.chunks())))) == 3000
         Writes(storage, 1).upsert(3000)
         assert frozen.undo_bytes == 0
 
@@ -246,7 +232,7 @@ def test_a_step_waits_while_too_many_old_rows_are_kept() -> None:
         assert not budget.wait_for_capacity(0.01)
         assert budget.max_used_bytes > 100
         assert budget.wait_seconds > 0.005
-        assert sum(map(len, given(view))) == 1000
+        assert sum(map(len, map(read_chunks, ([each] for each in view.chunks())))) == 1000
         assert budget.wait_for_capacity(0.0)
 
 
@@ -256,7 +242,7 @@ def test_old_rows_are_written_while_the_keys_of_a_large_table_are_collected(back
     with open_storage(backend, TABLE) as storage:
         every = np.arange(4000)
         storage.upsert(every, np.ones((len(every), 3), np.float32))
-        expected = contents(storage)
+        expected = read_chunks(storage.scan())
         watch = WriteLog(TABLE.name)
         storage.watcher = watch
         view = CopyOnWriteView(TABLE, storage, budget)
@@ -271,7 +257,7 @@ def test_old_rows_are_written_while_the_keys_of_a_large_table_are_collected(back
                 storage.upsert(keys, np.zeros((len(keys), 3), np.float32))
 
         found: dict[int, tuple[bytes, int]] = {}
-        for part in by_key(view.chunks(write)):
+        for part in map(read_chunks, ([each] for each in view.chunks(write))):
             found |= part
         assert found == expected
     assert len(waiting) > 39  # pieces of scans

@@ -20,7 +20,7 @@ from sparring.errors import DeadlineError, StorageIOError
 from sparring.runtime.events import BackgroundError
 from sparring.storage.memory import MemoryStorage
 from sparring_testing.processes.deadlines import check_with_deadlines
-from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_containers
 
 KEYS = np.arange(20)
 SECONDS = 20.0
@@ -244,31 +244,19 @@ DEADLINES = (4.0, 12.0)
 """Of ranks; one and a half of them is less than a slow flush waits for the test."""
 
 
-def on_two_ranks(deadline: float, body: Callable[[StepContainer, SlowFlush], Any]) -> list[Any]:
-    """Runs `body` on two ranks that wait for each other for `deadline` seconds; each has a part of
-    the table. Only the flush of rank 1 is slow."""
-    group = LocalGroup(2, deadline_seconds=deadline)
-    rendezvous = ThreadRendezvous(2)
-
-    def run(rank: int) -> Any:
-        storage = SlowFlush(TableConfig("films", 3))
-        if rank == 0:
-            storage.may_end.set()
-        with group.join(rank) as collective:
-            container = container_of([storage], collective=collective, rendezvous=rendezvous)
-            with container:
-                try:
-                    return body(container, storage)
-                finally:
-                    storage.may_end.set()
-
-    with ThreadPoolExecutor(2) as threads:
-        return list(threads.map(run, range(2)))
+def declare_slow(container: StepContainer) -> SlowFlush:
+    """Declares a table whose flush is slow on rank 1."""
+    storage = SlowFlush(TableConfig("films", 3))
+    if container.collective.rank == 0:
+        storage.may_end.set()
+    container.declare(storage.table, storage)
+    return storage
 
 
 def test_a_flush_may_last_longer_than_ranks_wait_for_each_other() -> None:
     def check(deadline: float) -> None:
-        def body(container: StepContainer, storage: SlowFlush) -> float:
+        def body(container: StepContainer) -> float:
+            storage = declare_slow(container)
             take_step(container, 1.0)
             letting_go = threading.Timer(1.5 * deadline, storage.may_end.set)
             letting_go.start()
@@ -277,7 +265,7 @@ def test_a_flush_may_last_longer_than_ranks_wait_for_each_other() -> None:
             letting_go.join()
             return float(container.lookup("films", KEYS).rows.mean())
 
-        assert on_two_ranks(deadline, body) == [2.0, 2.0]
+        assert run_containers(2, body, deadline, LocalGroup.join) == [2.0, 2.0]
 
     check_with_deadlines(check, DEADLINES)
 
@@ -286,7 +274,8 @@ def test_ranks_notice_a_flush_that_takes_too_long() -> None:
     def check(deadline: float) -> None:
         both = threading.Barrier(2)
 
-        def body(container: StepContainer, storage: SlowFlush) -> float:
+        def body(container: StepContainer) -> float:
+            storage = declare_slow(container)
             take_step(container, 1.0)
             task = container.flush(blocking=False)
             with pytest.raises(DeadlineError, match="flush of tables films"):
@@ -297,6 +286,6 @@ def test_ranks_notice_a_flush_that_takes_too_long() -> None:
             take_step(container, 3.0)
             return float(container.lookup("films", KEYS).rows.mean())
 
-        assert on_two_ranks(deadline, body) == [3.0, 3.0]
+        assert run_containers(2, body, deadline, LocalGroup.join) == [3.0, 3.0]
 
     check_with_deadlines(check, DEADLINES)

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 
 from sparring.contracts.checkpoint import SaveOptions
-from sparring.contracts.ranks.collective import Collective
 from sparring.contracts.ranks.shard_map import ShardMap
 from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring.kernels.functions import partition
 from sparring.snapshot.chain import scan_rows
@@ -25,7 +23,8 @@ from sparring.snapshot.retention import list_snapshots
 from sparring.storage.load import restore
 from sparring.storage.update import update_rows
 from sparring.updates.resolve import parse_hyper, resolve_method
-from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.rank_threads import run_containers
+from sparring_testing.processes.table_steps import declare_tables
 
 from .test_save_on_ranks import Job
 
@@ -39,21 +38,11 @@ def rows_of(keys: Any, value: float = 1.0) -> Any:
     return np.full((len(keys), 2), value, np.float32)
 
 
-def on_ranks(body: Callable[[StepContainer, int], Any], placement: Any = "sharded") -> list[Any]:
-    def run(collective: Collective) -> Any:
-        rendezvous = Job(OWNERS)
-        with StepContainer(collective=collective, rendezvous=rendezvous) as container:
-            table = TableConfig("item", 2, placement=placement)
-            container.declare(table, StorageChoice("memory"))
-            return body(container, collective.rank)
-
-    return run_ranks(2, run)
-
-
-def put_unchecked(container: StepContainer, keys: Any) -> None:
-    """Rows of foreign keys, as in a storage that was opened with existing rows."""
-    storage = container.storage("item")
-    restore(storage, keys, rows_of(keys), np.zeros(len(keys), np.uint64))
+def with_table(
+    body: Callable[[StepContainer, int], Any], placement: Any, container: StepContainer
+) -> Any:
+    declare_tables(container, [TableConfig("item", 2, placement=placement)])
+    return body(container, container.collective.rank)
 
 
 def save(container: StepContainer, url: str, is_beside: bool) -> None:
@@ -87,7 +76,7 @@ def test_a_write_of_a_foreign_key_names_its_owner_and_changes_no_row(call: str) 
         assert f"{len(KEYS)} rows, because {len(OF_RANK[other])}" in str(e.value)
         assert storage.size == 0
 
-    on_ranks(body)
+    run_containers(2, partial(with_table, body, "sharded"), rendezvous=Job(OWNERS))
 
 
 def test_the_query_in_the_message_finds_the_keys() -> None:
@@ -96,7 +85,9 @@ def test_the_query_in_the_message_finds_the_keys() -> None:
         container.storage("item").upsert(mine, rows_of(mine))
         return container.num_rows("item")
 
-    assert on_ranks(body) == [len(each) for each in OF_RANK]
+    assert run_containers(2, partial(with_table, body, "sharded"), rendezvous=Job(OWNERS)) == [
+        len(each) for each in OF_RANK
+    ]
 
 
 def test_each_rank_writes_any_key_of_a_replicated_table(tmp_path: Path) -> None:
@@ -107,7 +98,10 @@ def test_each_rank_writes_any_key_of_a_replicated_table(tmp_path: Path) -> None:
         container.save(url)
         return container.num_rows("item")
 
-    assert on_ranks(body, "replicated") == [len(KEYS)] * 2
+    assert (
+        run_containers(2, partial(with_table, body, "replicated"), rendezvous=Job(OWNERS))
+        == [len(KEYS)] * 2
+    )
     assert len(rows_in(url)) == len(KEYS)
 
 
@@ -120,7 +114,8 @@ def test_foreign_rows_are_not_saved_until_they_are_erased(is_beside: bool, tmp_p
         storage = container.storage("item")
         storage.upsert(OF_RANK[rank], rows_of(OF_RANK[rank], 5.0))
         if rank == 1:
-            put_unchecked(container, foreign)
+            # As in a storage that was opened with existing rows.
+            restore(storage, foreign, rows_of(foreign), np.zeros(len(foreign), np.uint64))
         with pytest.raises((InvalidArgumentError, SnapshotError)) as caught:
             save(container, url, is_beside)
         assert list_snapshots(str(tmp_path)) == []
@@ -131,7 +126,9 @@ def test_foreign_rows_are_not_saved_until_they_are_erased(is_beside: bool, tmp_p
         container.save(url)
         return type(caught.value), str(caught.value)
 
-    (_, told), (own_type, own) = on_ranks(body)
+    (_, told), (own_type, own) = run_containers(
+        2, partial(with_table, body, "sharded"), rendezvous=Job(OWNERS)
+    )
     assert own_type is InvalidArgumentError
     assert "3 belong to other ranks" in own
     assert "belong to other ranks" in told
@@ -149,6 +146,6 @@ def test_a_rank_that_erases_foreign_keys_takes_none_from_their_owner(tmp_path: P
             storage.erase(KEYS)
         container.save(delta, base=full)
 
-    on_ranks(body)
+    run_containers(2, partial(with_table, body, "sharded"), rendezvous=Job(OWNERS))
     assert open_snapshot(delta).base is not None
     assert sorted(rows_in(delta)) == OF_RANK[0].tolist()

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from sparring.snapshot.chain import scan_rows
 from sparring.snapshot.reader import open_snapshot
+from sparring_testing.processes.child_processes import ChildProcesses, wait_for
 from sparring_testing.processes.rank_launchers import gloo_environment, importing, needs_gloo
 
 from . import load_until_end
@@ -85,23 +85,25 @@ def test_files_are_read_even_if_no_thread_can_be_started(
     assert sum(map(len, chunks)) == NUM_ROWS
 
 
-def start_ranks(folder: Path, way: str) -> list[subprocess.Popen[str]]:
+def start_ranks(
+    child_processes: ChildProcesses, folder: Path, way: str
+) -> list[subprocess.Popen[str]]:
     options = json.dumps({"init_method": f"file://{folder}/meeting"})
     command = [*MODULE, str(folder), way, "left open", "torch", options, str(DEADLINE_SECONDS)]
     return [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **importing(__name__), **gloo_environment(rank, WORLD_SIZE)},
-            stderr=subprocess.PIPE,
-            text=True,
+        child_processes.start(
+            command, {**importing(__name__), **gloo_environment(rank, WORLD_SIZE)}
         )
         for rank in range(WORLD_SIZE)
     ]
 
 
+@pytest.mark.slow  # the ranks import torch
 @needs_gloo
-def test_ranks_wait_for_their_rows_before_they_exit(tmp_path: Path) -> None:
-    processes = start_ranks(tmp_path, "end")
+def test_ranks_wait_for_their_rows_before_they_exit(
+    child_processes: ChildProcesses, tmp_path: Path
+) -> None:
+    processes = start_ranks(child_processes, tmp_path, "end")
     for process in processes:
         _, errors = process.communicate(timeout=120)
         assert (process.returncode, "at exit" in errors) == (0, False), errors
@@ -109,28 +111,16 @@ def test_ranks_wait_for_their_rows_before_they_exit(tmp_path: Path) -> None:
     assert sum(loaded) == NUM_ROWS
 
 
+@pytest.mark.slow  # the ranks import torch; test_load_on_ranks has the failures of threads
 @needs_gloo
-def test_survivors_name_a_rank_that_is_killed_while_all_load(tmp_path: Path) -> None:
-    processes = start_ranks(tmp_path, "use")
+def test_survivors_name_a_rank_that_is_killed_while_all_load(
+    child_processes: ChildProcesses, tmp_path: Path
+) -> None:
+    start_ranks(child_processes, tmp_path, "use")
     victim = random.randrange(WORLD_SIZE)
-    try:
-        for rank in range(WORLD_SIZE):
-            wait_for(tmp_path / f"{rank}.started", 60)
-        os.kill(int((tmp_path / f"{victim}.started").read_text()), signal.SIGKILL)
-        for rank in {*range(WORLD_SIZE)} - {victim}:
-            failed = tmp_path / f"{rank}.failed"
-            wait_for(failed, DEADLINE_SECONDS + 60)
-            said = json.loads(failed.read_text())
-            assert (said["class"], said["rank"]) == ("PeerFailure", victim), said
-            assert not (tmp_path / f"{rank}.loaded").exists()
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-
-def wait_for(path: Path, seconds: float) -> None:
-    limit = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < limit, f"no {path.name} within {seconds:g} s"
-        time.sleep(0.01)
+    started = [int(wait_for(tmp_path / f"{rank}.started", 60)) for rank in range(WORLD_SIZE)]
+    os.kill(started[victim], signal.SIGKILL)
+    for rank in {*range(WORLD_SIZE)} - {victim}:
+        said = json.loads(wait_for(tmp_path / f"{rank}.failed", DEADLINE_SECONDS + 60))
+        assert (said["class"], said["rank"]) == ("PeerFailure", victim), said
+        assert not (tmp_path / f"{rank}.loaded").exists()

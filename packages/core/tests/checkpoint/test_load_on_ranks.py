@@ -25,7 +25,7 @@ from sparring.errors import (
 )
 from sparring.runtime.events import BackgroundError
 from sparring.storage.memory import MemoryStorage
-from sparring_testing.processes.deadlines import check_with_deadlines
+from sparring_testing.processes.deadlines import check_with_deadlines, error_within
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_train.run.ranks import Ranks
@@ -90,14 +90,6 @@ def take_step(container: StepContainer) -> None:
         driven.accumulate(found, np.ones_like(found.rows))
 
 
-def error_of(call: Callable[[], object]) -> SparringError:
-    begin = time.monotonic()
-    with pytest.raises(SparringError) as caught:
-        call()
-    assert time.monotonic() - begin < SECONDS / 2
-    return caught.value
-
-
 def test_ranks_do_not_communicate_before_all_have_loaded(url: str) -> None:
     def body(container: StepContainer, _: SlowRestore) -> list[float]:
         container.load(url, blocking=False)
@@ -139,9 +131,9 @@ def test_a_failure_of_one_rank_fails_the_next_call_on_all_ranks(call: str, url: 
         if is_broken:
             storage.failure = SnapshotDamagedError("a bit is gone", file="a", offset=0)
         container.load(url, blocking=False)
-        error = error_of(lambda: CALLS[call](container, url))
+        error = error_within(SECONDS / 2, lambda: CALLS[call](container, url))
         container.discard()
-        cut_short = error_of(lambda: container.lookup("user", KEYS))
+        cut_short = error_within(SECONDS / 2, lambda: container.lookup("user", KEYS))
         assert type(cut_short) is InterruptedLoadError
         storage.failure = None
         container.load(url, blocking=False)
@@ -164,7 +156,7 @@ def test_a_failure_that_one_rank_has_seen_is_reported_to_all_others(url: str) ->
         if is_broken:
             with pytest.raises(SnapshotDamagedError):
                 loading.result(SECONDS)
-        return error_of(lambda: container.lookup("user", KEYS))
+        return error_within(SECONDS / 2, lambda: container.lookup("user", KEYS))
 
     for error in on_ranks(body):
         assert isinstance(error, (BackgroundError, InterruptedLoadError))
@@ -175,7 +167,7 @@ def test_a_rank_that_stops_its_load_notifies_the_others(url: str) -> None:
         loading = container.load(url, blocking=False)
         if container.collective.rank == BROKEN:
             container.loads.stop(KeyboardInterrupt())
-        return str(error_of(lambda: loading.result(SECONDS)))
+        return str(error_within(SECONDS / 2, lambda: loading.result(SECONDS)))
 
     for rank, error in enumerate(on_ranks(body)):
         assert "was stopped (KeyboardInterrupt())" in error
@@ -194,7 +186,7 @@ def test_a_rank_that_cancels_its_load_notifies_the_others_at_once(url: str) -> N
         if is_broken:
             assert loading.cancel()
         else:
-            error = error_of(lambda: loading.result(SECONDS))
+            error = error_within(SECONDS / 2, lambda: loading.result(SECONDS))
             assert f"rank {BROKEN} failed" in str(error)
             assert "was stopped (CancelledError())" in str(error)
         report_failure.wait()  # the rank that cancelled uses no row before
@@ -229,9 +221,9 @@ def test_a_killed_rank_is_a_peer_failure_within_the_deadline(url: str) -> None:
                 loading.result(SECONDS)
             return None
         assert has_left.wait(SECONDS)
-        error = error_of(lambda: container.lookup("user", KEYS))
+        error = error_within(SECONDS / 2, lambda: container.lookup("user", KEYS))
         assert type(error) is PeerFailure
-        assert type(error_of(lambda: loading.result(SECONDS))) is PeerFailure
+        assert type(error_within(SECONDS / 2, lambda: loading.result(SECONDS))) is PeerFailure
         return error.rank
 
     assert on_ranks(body, deadline=2.0)[0] == BROKEN

@@ -35,6 +35,9 @@ from sparring.runtime.events import BackgroundError
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.writer import SnapshotWriter
 from sparring.updates.resolve import parse_hyper, resolve_method
+from sparring_testing.processes.table_steps import declare_tables, read_chunks
+
+from .test_save_on_ranks import break_once
 
 METHOD = resolve_method("adagrad")
 HYPER = parse_hyper(METHOD, {"lr": 0.1})
@@ -50,10 +53,8 @@ TABLES = [
 
 def make(backend: str = "hkv", **options: Any) -> StepContainer:
     container = StepContainer()
+    declare_tables(container, TABLES, StorageChoice(backend, options), METHOD.name)
     for table in TABLES:
-        container.declare(table, StorageChoice(backend, options))
-        state = METHOD.initial_state(table.dim, HYPER, table.computing_dtype)
-        container.set_state(table.name, state, METHOD.name)
         container.storage(table.name)
     return container
 
@@ -71,15 +72,8 @@ def step(container: StepContainer, number: int, size: int = 400) -> None:
     container.apply_methods({table.name: choice for table in TABLES})
 
 
-def contents(container: StepContainer) -> dict[str, dict[int, tuple[bytes, int]]]:
-    return {
-        table.name: {
-            int(key): (row.tobytes(), int(score))
-            for chunk in container.storage(table.name).scan()
-            for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
-        }
-        for table in TABLES
-    }
+def read_contents(container: StepContainer) -> dict[str, Any]:
+    return {name: read_chunks(container.storage(name).scan()) for name in container.tables}
 
 
 def counted(container: StepContainer) -> list[Any]:
@@ -123,21 +117,29 @@ def test_training_continues_from_a_snapshot_as_if_never_interrupted(
         for number in range(5):
             step(container, number)
         container.save(url)
-        saved = contents(container)
+        saved = read_contents(container)
         for number in range(5, 9):
             step(container, number)
-        expected, expected_counts = contents(container), counted(container)
+        expected, expected_counts = read_contents(container), counted(container)
     with make(stack[0], **stack[1]) as container:
         step(container, 77)  # lost
         loaded = container.load(url)
         assert loaded.step == container.counters.steps == 5
-        assert contents(container) == saved
+        assert read_contents(container) == saved
         for number in range(5, 9):
             step(container, number)
-        assert contents(container) == expected
+        assert read_contents(container) == expected
         assert counted(container) == expected_counts
 
 
+@pytest.mark.parametrize(
+    "stack",
+    [
+        pytest.param(each, marks=[] if at in (2, 4) else pytest.mark.slow)
+        for at, each in enumerate(STACKS)
+    ],
+    ids=lambda stack: f"{stack[0]}-{stack[1].get('policy', '')}",
+)
 def test_a_background_save_contains_one_step_of_all_tables(
     stack: tuple[str, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -148,7 +150,7 @@ def test_a_background_save_contains_one_step_of_all_tables(
         for number in range(5, 35):
             if number % 6 == 5:
                 container.saves.join()
-                urls[str(tmp_path / f"step-{number}")] = contents(container)
+                urls[str(tmp_path / f"step-{number}")] = read_contents(container)
                 container.save(str(tmp_path / f"step-{number}"), blocking=False)
             step(container, number)
         container.saves.join()
@@ -156,7 +158,7 @@ def test_a_background_save_contains_one_step_of_all_tables(
     for url, expected in urls.items():
         with make(stack[0], **stack[1]) as container:
             container.load(url)
-            assert contents(container) == expected
+            assert read_contents(container) == expected
 
 
 def test_steps_wait_for_a_save_that_keeps_too_many_old_rows(
@@ -172,7 +174,7 @@ def test_steps_wait_for_a_save_that_keeps_too_many_old_rows(
     with make("memory") as container:
         for number in range(3):
             step(container, number)
-        saved = contents(container)
+        saved = read_contents(container)
         options = SaveOptions(undo_bytes=1)
         task = container.save(str(tmp_path / "a"), blocking=False, options=options)
         step(container, 3)  # fills the buffer
@@ -184,7 +186,7 @@ def test_steps_wait_for_a_save_that_keeps_too_many_old_rows(
         container.saves.join()
         assert container.saves.counters.wait_seconds > 0.1
         container.load(str(tmp_path / "a"))
-        assert contents(container) == saved
+        assert read_contents(container) == saved
 
 
 def test_saving_changes_nothing_of_the_training(tmp_path: Path) -> None:
@@ -196,7 +198,7 @@ def test_saving_changes_nothing_of_the_training(tmp_path: Path) -> None:
                 )
             step(saving, number)
             step(plain, number)
-        assert contents(saving) == contents(plain)
+        assert read_contents(saving) == read_contents(plain)
 
 
 def test_saving_a_stack_promotes_none_of_the_rows_that_it_reads(tmp_path: Path) -> None:
@@ -225,10 +227,10 @@ def test_a_save_that_cannot_begin_loses_no_changed_keys(tmp_path: Path) -> None:
         events.submit = submit  # type: ignore[method-assign]
         step(container, 2)
         container.save(delta, base=base)
-        expected = contents(container)
+        expected = read_contents(container)
     with make() as container:
         container.load(delta)
-        assert contents(container) == expected
+        assert read_contents(container) == expected
 
 
 def _refuse(*_: object, **__: object) -> Any:
@@ -245,7 +247,7 @@ def test_deltas_restore_the_rows_of_their_step(
             if number % 5 == 4:
                 url = str(tmp_path / f"step-{number}")
                 container.save(url, base=base, options=options, blocking=number % 2 == 0)
-                expected = contents(container)
+                expected = read_contents(container)
                 base = url
             step(container, number, 100)
             if number % 5 == 1:
@@ -258,7 +260,7 @@ def test_deltas_restore_the_rows_of_their_step(
             def strip(rows):
                 return {key: row for key, (row, _) in rows.items()}
 
-            for name, rows in contents(other).items():
+            for name, rows in read_contents(other).items():
                 assert strip(rows) == strip(expected[name])
 
 
@@ -276,15 +278,15 @@ def test_a_delta_that_is_not_a_base_has_no_row_of_later_steps(
         step(container, 1)
         container.save(base, options=SaveOptions(is_base=True))
         step(container, 2)
-        expected = contents(container)
+        expected = read_contents(container)
         monkeypatch.setattr(CopyOnWriteView, "chunks", waiting)
         saving = container.save(delta, blocking=False, base=base)
         step(container, 3, size=4_000)  # changes keys that step 2 did not
         may_write.set()
         saving.result(60)
-        after = contents(container)
+        after = read_contents(container)
         container.load(delta)
-        assert contents(container) == expected
+        assert read_contents(container) == expected
     assert after != expected
 
 
@@ -321,14 +323,14 @@ def test_a_failed_save_is_raised_by_the_next_step_and_training_continues(tmp_pat
         container.save(str(tmp_path / "taken"))
         step(container, 1)
         step(plain, 1)
-        _break_next_save(container)
+        break_once(container.storage("user"))
         container.save(str(tmp_path / "broken"), blocking=False)
         container.saves.join()
         with pytest.raises(BackgroundError, match=r"save of .*broken.*disk gone"):
             step(container, 2)
         step(container, 2)
         step(plain, 2)
-        assert contents(container) == contents(plain)
+        assert read_contents(container) == read_contents(plain)
         container.save(str(tmp_path / "again"))
 
 
@@ -360,21 +362,10 @@ def test_the_reason_of_a_failed_save_is_not_hidden_by_a_failed_removal(
     monkeypatch.setattr(SnapshotWriter, "abandon", fails)
     with make() as container:
         step(container, 0)
-        _break_next_save(container)
+        break_once(container.storage("user"))
         with pytest.raises(OSError, match="disk gone"):
             container.save(str(tmp_path / "one"))
     assert "were not removed: the folder is not empty" in caplog.text
-
-
-def _break_next_save(container: StepContainer) -> None:
-    storage = container.storage("user")
-    find = storage._find_impl
-
-    def broken(*arguments: Any) -> None:
-        storage._find_impl = find  # type: ignore[method-assign]
-        raise OSError("disk gone")
-
-    storage._find_impl = broken  # type: ignore[method-assign]
 
 
 def test_state_is_restored_and_names_reserved_for_the_container_are_rejected(
@@ -395,12 +386,12 @@ def test_closing_waits_for_a_save(tmp_path: Path) -> None:
     url = str(tmp_path / "one")
     container = make()
     step(container, 0)
-    expected = contents(container)
+    expected = read_contents(container)
     container.save(url, blocking=False)
     container.close()
     with make() as again:
         again.load(url)
-        assert contents(again) == expected
+        assert read_contents(again) == expected
 
 
 @pytest.mark.parametrize("way", ["join", "close", "a second save"])

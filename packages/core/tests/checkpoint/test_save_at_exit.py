@@ -32,16 +32,23 @@ def numbers_in(url: Path) -> set[float]:
 
 SHORT = {
     ("end", "left open"),
-    ("exit", "closed"),
-    ("error", "left open"),
     ("interrupt", "left open"),
 }
+SLOW = {("exit", "closed"), ("error", "left open")}
 
 
 @pytest.mark.parametrize(
     ("way", "closed"),
     [
-        pytest.param(way, closed, marks=[] if (way, closed) in SHORT else pytest.mark.long)
+        pytest.param(
+            way,
+            closed,
+            marks=[]
+            if (way, closed) in SHORT
+            else pytest.mark.slow
+            if (way, closed) in SLOW
+            else pytest.mark.long,
+        )
         for way in WAYS
         for closed in ("closed", "left open")
     ],

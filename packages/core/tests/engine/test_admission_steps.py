@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.ranks.collective import Collective
-from sparring.contracts.ranks.rendezvous import Rendezvous
-from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.admission import Bloom, Frequency, Probability
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply.gather import TableUpdate
@@ -18,69 +15,46 @@ from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import CapacityError, InvalidArgumentError, NonFiniteGradientError
 from sparring.storage.open import open_storage
-from sparring.updates.resolve import parse_hyper, resolve_method
-from sparring_testing.processes.rank_threads import run_ranks
-from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_containers
+from sparring_testing.processes.table_steps import (
+    accumulate,
+    choose_method,
+    declare_tables,
+    descend,
+    open_tables,
+    read_embeddings,
+)
 
 ZEROS = {"initializer": "zeros", "dtype": "float64"}
 TABLE = TableConfig("t", 2, admission=Frequency(2), **ZEROS)
 STORAGES = ["memory", "hkv"]
 
 
-def descend(updates: Sequence[TableUpdate]) -> None:
-    for each in updates:
-        assert len(each.keys), "tables without a key to change do not come"
-        each.rows[:, :2] -= each.gradients
-
-
 Apply = Callable[[StepContainer], Any]
 
 
 def by_rows(container: StepContainer) -> None:
-    container.apply(descend)
+    container.apply(descend(1.0))
 
 
 def by_method(container: StepContainer) -> None:
-    method = resolve_method("sgd")
-    choice = MethodChoice(method, parse_hyper(method, {"lr": 1.0}), 1)
-    container.apply_methods(dict.fromkeys(container.tables, choice))
+    container.apply_methods(choose_method(container, lr=1.0))
 
 
 ROUTES = pytest.mark.parametrize("apply", [by_rows, by_method])
 
 
-def container_of(*tables: TableConfig, storage: Any = "memory", **options: Any) -> StepContainer:
-    made = StepContainer(**options)
-    for table in tables or (TABLE,):
-        choice = StorageChoice(storage) if isinstance(storage, str) else storage
-        made.declare(table, choice)
-        made.storage(table.name)
-    return made
-
-
 def train(
     made: StepContainer, ids: Sequence[int], apply: Apply, *, table: str = "t", value: float = 1.0
 ) -> None:
-    accumulate(made, ids, table=table, value=value)
+    accumulate(made, {table: ids}, value)
     apply(made)
-
-
-def accumulate(
-    made: StepContainer, ids: Sequence[int], *, table: str = "t", value: float = 1.0
-) -> None:
-    found = made.lookup(table, np.array(ids, np.int64))
-    made.resources.accumulate(found.shadow_id or 0, np.full((len(found.keys), 2), value))
-
-
-def values(made: StepContainer, ids: Sequence[int], table: str = "t") -> list[float]:
-    found = made.lookup(table, np.array(ids, np.int64), is_registered=False)
-    return found.rows[found.inverse][:, 0].tolist()
 
 
 @ROUTES
 @pytest.mark.parametrize("storage", STORAGES)
 def test_an_id_gets_a_row_in_the_kth_step(apply: Apply, storage: str) -> None:
-    made = container_of(storage=storage)
+    made = open_tables(TABLE, storage=storage)
     for ids, num_rows, num_dropped in (
         ([7, 9], 0, 2),
         ([7, 11], 1, 3),
@@ -93,16 +67,23 @@ def test_an_id_gets_a_row_in_the_kth_step(apply: Apply, storage: str) -> None:
         assert made.num_rows("t") == num_rows
         assert made.counters.gradients_not_admitted == made.num_not_admitted("t") == num_dropped
     # Each was dropped once; dropped gradients are lost, not delayed.
-    assert values(made, [7, 11, 9, -1, 2**63 - 1, -(2**63)]) == [-3, -1, 0, 0, -1, -1]
+    assert read_embeddings(made, "t", [7, 11, 9, -1, 2**63 - 1, -(2**63)])[:, 0].tolist() == [
+        -3,
+        -1,
+        0,
+        0,
+        -1,
+        -1,
+    ]
     assert made.counters.rows_updated == 6
     assert made.counters.steps == 6
 
 
 @ROUTES
 def test_an_id_counts_once_in_a_step_however_often_it_comes(apply: Apply) -> None:
-    made = container_of()
+    made = open_tables(TABLE)
     for _ in range(3):  # micro-batches
-        accumulate(made, [7, 7, 7])
+        accumulate(made, {"t": [7, 7, 7]})
     apply(made)
     assert (made.num_rows("t"), made.num_not_admitted("t")) == (0, 1)
     train(made, [7], apply)
@@ -111,7 +92,7 @@ def test_an_id_counts_once_in_a_step_however_often_it_comes(apply: Apply) -> Non
 
 @ROUTES
 def test_lookups_count_nothing(apply: Apply) -> None:
-    made = container_of()
+    made = open_tables(TABLE)
     for _ in range(5):
         made.lookup("t", np.array([7]), is_registered=False)
         made.lookup("t", np.array([7]))
@@ -124,10 +105,10 @@ def test_lookups_count_nothing(apply: Apply) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_step_that_raises_for_its_gradients_counts_nothing(apply: Apply, value: float) -> None:
     other = TableConfig("other", 2, **ZEROS)
-    made = container_of(TABLE, other)
+    made = open_tables(TABLE, other)
     for _ in range(3):
-        accumulate(made, [7])
-        accumulate(made, [1], table="other", value=value)
+        accumulate(made, {"t": [7]})
+        accumulate(made, {"other": [1]}, value)
         with pytest.raises(NonFiniteGradientError):
             apply(made)
     assert made.num_not_admitted("t") == 0
@@ -137,7 +118,7 @@ def test_a_step_that_raises_for_its_gradients_counts_nothing(apply: Apply, value
 
 @ROUTES
 def test_rows_that_are_skipped_are_not_counted(apply: Apply) -> None:
-    made = container_of(non_finite_gradients="skip")
+    made = open_tables(TABLE, non_finite_gradients="skip")
     for _ in range(3):
         train(made, [7], apply, value=np.nan)
     assert made.num_not_admitted("t") == 0
@@ -149,11 +130,11 @@ def test_rows_that_are_skipped_are_not_counted(apply: Apply) -> None:
 @pytest.mark.parametrize("backend", STORAGES)
 def test_a_step_that_exceeds_the_capacity_counts_nothing(apply: Apply, backend: str) -> None:
     full = TableConfig("full", 2, **ZEROS)
-    made = container_of(TABLE)
+    made = open_tables(TABLE)
     made.declare(full, StorageChoice(backend, {"capacity": 1, "policy": "none"}))
     for _ in range(3):
-        accumulate(made, [7])
-        accumulate(made, [1, 2], table="full")
+        accumulate(made, {"t": [7]})
+        accumulate(made, {"full": [1, 2]})
         with pytest.raises(CapacityError):
             apply(made)
     assert (made.num_rows("t"), made.num_rows("full")) == (0, 0)
@@ -165,28 +146,28 @@ def test_a_step_that_exceeds_the_capacity_counts_nothing(apply: Apply, backend: 
 @pytest.mark.parametrize("backend", STORAGES)
 def test_only_admitted_ids_need_capacity(apply: Apply, backend: str) -> None:
     storage = StorageChoice(backend, {"capacity": 2, "policy": "none"})
-    made = container_of(storage=storage)
+    made = open_tables(TABLE, storage=storage)
     train(made, [1, 2, 3, 4, 5], apply)
     train(made, [1, 2, 8, 9], apply)
     assert made.num_rows("t") == 2
     before = made.counters.gradients_not_admitted
-    accumulate(made, [1, 3])
+    accumulate(made, {"t": [1, 3]})
     with pytest.raises(CapacityError):
         apply(made)
-    assert values(made, [1, 2, 3]) == [-1, -1, 0]
+    assert read_embeddings(made, "t", [1, 2, 3])[:, 0].tolist() == [-1, -1, 0]
     assert made.counters.gradients_not_admitted == before
     train(made, [1, 2, 10, 11], apply)
-    assert values(made, [1, 2]) == [-2, -2]
+    assert read_embeddings(made, "t", [1, 2])[:, 0].tolist() == [-2, -2]
 
 
 def test_an_update_that_raises_counts_nothing() -> None:
-    made = container_of()
+    made = open_tables(TABLE)
 
     def broken(updates: Sequence[TableUpdate]) -> None:
         raise ZeroDivisionError
 
     for _ in range(3):
-        accumulate(made, [7])
+        accumulate(made, {"t": [7]})
         with pytest.raises(ZeroDivisionError):
             made.apply(broken)
     train(made, [7], by_rows)
@@ -195,7 +176,7 @@ def test_an_update_that_raises_counts_nothing() -> None:
 
 @ROUTES
 def test_each_table_has_a_separate_filter(apply: Apply) -> None:
-    made = container_of(
+    made = open_tables(
         TABLE,
         TableConfig("all", 2, **ZEROS),
         TableConfig("third", 2, admission={"kind": "frequency", "k": 3}, **ZEROS),
@@ -205,7 +186,7 @@ def test_each_table_has_a_separate_filter(apply: Apply) -> None:
     found = []
     for _ in range(4):
         for table in made.tables:
-            accumulate(made, [5], table=table)
+            accumulate(made, {table: [5]})
         apply(made)
         found.append([made.num_rows(table) for table in made.tables])
     assert found == [[0, 1, 0, 0, 0], [1, 1, 0, 1, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 0]]
@@ -213,7 +194,7 @@ def test_each_table_has_a_separate_filter(apply: Apply) -> None:
     assert made.counters.gradients_not_admitted == 8
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", ["memory", pytest.param("hkv", marks=pytest.mark.slow)])
 def test_both_routes_admit_the_same_ids(storage: str) -> None:
     random = np.random.default_rng(4)
     batches = [np.unique(random.zipf(1.3, 200) % 5000).tolist() for _ in range(30)]
@@ -221,55 +202,58 @@ def test_both_routes_admit_the_same_ids(storage: str) -> None:
         table = TableConfig("t", 2, admission=admission, **ZEROS)
         rows = []
         for apply in (by_rows, by_method):
-            made = container_of(table, storage=storage)
+            made = open_tables(table, storage=storage)
             for batch in batches:
                 train(made, batch, apply)
             ids = list(range(5000))
-            rows.append((made.num_rows("t"), made.num_not_admitted("t"), values(made, ids)))
+            rows.append(
+                (
+                    made.num_rows("t"),
+                    made.num_not_admitted("t"),
+                    read_embeddings(made, "t", ids).tolist(),
+                )
+            )
         assert rows[0] == rows[1]
         assert 0 < rows[0][0] < len({each for batch in batches for each in batch})
 
 
 def test_an_evicted_id_must_be_admitted_again() -> None:
-    made = container_of(storage=StorageChoice("memory", {"capacity": 1, "policy": "lru"}))
+    made = open_tables(TABLE, storage=StorageChoice("memory", {"capacity": 1, "policy": "lru"}))
     for ids in ([1], [1], [2], [2]):
         train(made, ids, by_rows)
-    assert values(made, [1, 2]) == [0, -1]
+    assert read_embeddings(made, "t", [1, 2])[:, 0].tolist() == [0, -1]
     train(made, [1], by_rows)
-    assert values(made, [1, 2]) == [0, -1]
+    assert read_embeddings(made, "t", [1, 2])[:, 0].tolist() == [0, -1]
     train(made, [1], by_rows)
-    assert values(made, [1, 2]) == [-1, 0]
+    assert read_embeddings(made, "t", [1, 2])[:, 0].tolist() == [-1, 0]
 
 
 def test_two_ranks_admit_the_same_ids_as_one_process() -> None:
     random = np.random.default_rng(9)
     batches = [[random.integers(0, 60, 20).tolist() for _ in range(2)] for _ in range(6)]
-    alone = container_of(TableConfig("t", 2, admission=Frequency(3), **ZEROS))
+    alone = open_tables(TableConfig("t", 2, admission=Frequency(3), **ZEROS))
     for halves in batches:
         for half in halves:
-            accumulate(alone, half)
-        alone.apply(descend)
-    expected = set(np.flatnonzero(values(alone, range(60))).tolist())
+            accumulate(alone, {"t": half})
+        alone.apply(descend(1.0))
+    expected = set(np.flatnonzero(read_embeddings(alone, "t", range(60))[:, 0]).tolist())
     assert 0 < len(expected) < 60
 
-    def run(member: Collective) -> tuple[set[int], int, int]:
-        rendezvous: Rendezvous = ThreadRendezvous(2)
-        made = StepContainer(collective=member, rendezvous=rendezvous)
-        made.declare(TableConfig("t", 2, admission=Frequency(3), **ZEROS), StorageChoice("memory"))
-        made.storage("t")
+    def run(made: StepContainer) -> tuple[set[int], int, int]:
+        declare_tables(made, [TableConfig("t", 2, admission=Frequency(3), **ZEROS)])
         for halves in batches:
-            train(made, halves[member.rank], by_rows)
-        admitted = set(np.flatnonzero(values(made, range(60))).tolist())
+            train(made, halves[made.collective.rank], by_rows)
+        admitted = set(np.flatnonzero(read_embeddings(made, "t", range(60))[:, 0]).tolist())
         return admitted, made.num_rows("t"), made.num_not_admitted("t")
 
-    results = run_ranks(2, run)
+    results = run_containers(2, run)
     assert [each[0] for each in results] == [expected, expected]
     assert sum(each[1] for each in results) == len(expected)
     assert sum(each[2] for each in results) == alone.num_not_admitted("t")
 
 
 def test_admission_is_part_of_the_declaration() -> None:
-    made = container_of()
+    made = open_tables(TABLE)
     made.declare(TABLE)
     with pytest.raises(InvalidArgumentError, match="already declared"):
         made.declare(TableConfig("t", 2, admission=Frequency(3), **ZEROS))
@@ -284,7 +268,7 @@ def test_an_open_storage_is_accepted() -> None:
 
 
 def test_ids_that_a_full_filter_forgets_are_reported() -> None:
-    made = container_of(
+    made = open_tables(
         TableConfig("t", 2, admission=Frequency(3, memory_bytes=768), **ZEROS),
         TableConfig("all", 2, **ZEROS),
     )

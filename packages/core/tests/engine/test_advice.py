@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from sparring.contracts.checkpoint import SaveOptions
-from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
@@ -25,43 +24,20 @@ from sparring.errors import (
     SparringError,
 )
 from sparring.storage.open import open_storage
-from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_cli.application import main
+from sparring_testing.processes.table_steps import declare_tables, open_tables, train_ids
 
 TABLE = TableConfig("item", 2)
 KEYS = np.arange(20)
 ROWS = np.ones((20, 2), np.float32)
 
 
-def container(method: str = "sgd", options: Any = None, **settings: Any) -> StepContainer:
-    made = StepContainer(**settings)
-    made.declare(TABLE, StorageChoice("memory", options or {}))
-    choose(made, method)
-    return made
-
-
-def choose(made: StepContainer, method: str) -> None:
-    known = resolve_method(method)
-    hyper = parse_hyper(known, {"lr": 0.1})
-    state = known.initial_state(TABLE.dim, hyper, TABLE.computing_dtype)
-    made.set_state("item", state, method)
-
-
-def step(made: StepContainer, ids: Any = KEYS, gradient: float = 1.0, method: str = "sgd") -> None:
-    found = made.lookup("item", ids)
-    assert found.shadow_id is not None
-    made.resources.accumulate(found.shadow_id, np.full_like(found.rows, gradient))
-    known = resolve_method(method)
-    choice = MethodChoice(known, parse_hyper(known, {"lr": 0.1}), made.counters.steps + 1)
-    made.apply_methods({"item": choice})
-
-
 def test_non_finite_gradients_are_skipped_as_the_message_advises() -> None:
-    with container() as made, pytest.raises(NonFiniteGradientError) as caught:
-        step(made, gradient=np.nan)
+    with open_tables(TABLE) as made, pytest.raises(NonFiniteGradientError) as caught:
+        train_ids(made, {"item": KEYS}, np.nan)
     (given,) = re.findall(r"choose (\w+)='(\w+)'", str(caught.value))
-    with container(**dict([given])) as made:
-        step(made, gradient=np.nan)
+    with open_tables(TABLE, **dict([given])) as made:
+        train_ids(made, {"item": KEYS}, np.nan)
         assert made.counters.rows_skipped_non_finite == len(KEYS)
 
 
@@ -88,26 +64,26 @@ def test_a_full_storage_takes_rows_once_the_advice_is_followed(policy: str) -> N
 
 @pytest.mark.parametrize("options", [{"capacity": 40}, {"capacity": 20, "policy": "lru"}])
 def test_a_step_fits_once_the_advice_is_followed(options: Any) -> None:
-    with container(options={"capacity": 20}) as made:
-        step(made)
+    with open_tables(TABLE, storage=StorageChoice("memory", {"capacity": 20})) as made:
+        train_ids(made, {"item": KEYS})
         with pytest.raises(CapacityError, match="Raise its capacity, or choose a policy that evic"):
-            step(made, KEYS + 20)
-    with container(options=options) as made:
-        step(made)
-        step(made, KEYS + 20)
+            train_ids(made, {"item": KEYS + 20})
+    with open_tables(TABLE, storage=StorageChoice("memory", options)) as made:
+        train_ids(made, {"item": KEYS})
+        train_ids(made, {"item": KEYS + 20})
         assert made.num_rows("item") == options["capacity"]
 
 
 def test_a_step_finds_memory_once_the_budget_is_raised() -> None:
-    with container(memory_bytes=1) as made, pytest.raises(CapacityError) as caught:
-        step(made)
+    with open_tables(TABLE, memory_bytes=1) as made, pytest.raises(CapacityError) as caught:
+        train_ids(made, {"item": KEYS})
     (name,) = re.findall(r"StepContainer\((\w+)=…\)", str(caught.value))
-    with container(**{name: 1 << 30}) as made:
-        step(made)
+    with open_tables(TABLE, **{name: 1 << 30}) as made:
+        train_ids(made, {"item": KEYS})
 
 
 def test_ids_of_another_dtype_are_accepted_as_the_message_converts_them() -> None:
-    with container() as made:
+    with open_tables(TABLE) as made:
         ids = KEYS.astype(np.int32)
         with pytest.raises(InvalidArgumentError) as caught:
             made.lookup("item", ids)
@@ -128,43 +104,44 @@ def test_repeated_keys_are_deduplicated_by_the_function_that_is_named() -> None:
 
 
 def test_another_method_starts_after_the_call_that_is_named() -> None:
-    with container("adagrad") as made:
-        step(made, method="adagrad")
+    with StepContainer() as made:
+        declare_tables(made, [TABLE], "memory", "adagrad")
+        train_ids(made, {"item": KEYS}, method="adagrad")
         with pytest.raises(InvalidArgumentError) as caught:
-            choose(made, "adam")
+            declare_tables(made, [TABLE], "memory", "adam")
         ((method, table),) = re.findall(r"call StepContainer\.(\w+)\('(\w+)'\)", str(caught.value))
         getattr(made, method)(table)
-        choose(made, "adam")
-        step(made, method="adam")
+        declare_tables(made, [TABLE], "memory", "adam")
+        train_ids(made, {"item": KEYS}, method="adam")
         assert made.num_rows("item") == 20
 
 
 def test_a_delta_is_saved_after_the_save_that_the_message_requires(tmp_path: Path) -> None:
     full, delta = str(tmp_path / "full"), str(tmp_path / "delta")
-    with container() as made:
-        step(made)
+    with open_tables(TABLE) as made:
+        train_ids(made, {"item": KEYS})
         with pytest.raises(InvalidArgumentError) as caught:
             made.save(delta, base=full)
         (advice,) = re.findall(r"options=(\w+\(\w+=\w+\))", str(caught.value))
         made.save(full, options=eval(advice, {"SaveOptions": SaveOptions}))
-        step(made)
+        train_ids(made, {"item": KEYS})
         assert made.save(delta, base=full).base == full
 
 
 def test_an_older_snapshot_is_loaded_after_a_damaged_one(tmp_path: Path) -> None:
     old, new = tmp_path / "step-1", tmp_path / "step-2"
-    with container() as made:
+    with open_tables(TABLE) as made:
         for url in old, new:
-            step(made)
+            train_ids(made, {"item": KEYS})
             made.save(str(url))
         for file in new.glob("rows*"):
             file.write_bytes(file.read_bytes()[:-1] + b"?")
         with pytest.raises(SnapshotDamagedError, match="load an older snapshot"):
             made.load(str(new))
         with pytest.raises(InterruptedLoadError, match=r"Load a snapshot again .*container\.load"):
-            step(made)
+            train_ids(made, {"item": KEYS})
         made.load(str(old))
-        step(made)
+        train_ids(made, {"item": KEYS})
         assert made.counters.steps == 2
 
 
@@ -172,8 +149,8 @@ def test_an_older_snapshot_is_loaded_after_a_damaged_one(tmp_path: Path) -> None
 def test_a_missing_snapshot_is_found_by_the_command_that_is_named(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with container() as made:
-        step(made)
+    with open_tables(TABLE) as made:
+        train_ids(made, {"item": KEYS})
         made.save(str(tmp_path / "runs" / "step-1"))
         with pytest.raises(SnapshotError) as caught:
             made.load(str(tmp_path / "runs" / name))
@@ -184,12 +161,12 @@ def test_a_missing_snapshot_is_found_by_the_command_that_is_named(
 
 def test_tables_of_a_snapshot_are_listed_as_the_message_advises(tmp_path: Path) -> None:
     url = str(tmp_path / "both")
-    with container() as made:
-        step(made)
+    with open_tables(TABLE) as made:
+        train_ids(made, {"item": KEYS})
         made.declare(TableConfig("other", 2), StorageChoice("memory"))
         made.storage("other").upsert(KEYS, ROWS)
         made.save(url)
-    with container() as made:
+    with open_tables(TABLE) as made:
         with pytest.raises(
             SparringError, match=r"declare them, or specify the tables to load: load\("
         ):

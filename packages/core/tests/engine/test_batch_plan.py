@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,11 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sparring import _native
 from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.table import TableConfig
-from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError
 from sparring.updates.resolve import parse_hyper, resolve_method
+from sparring_testing.processes.table_steps import descend, read_rows
 
 TABLE = TableConfig("t", 3)
 METHOD = resolve_method("adagrad")
@@ -36,15 +35,9 @@ def made(options: dict[str, Any]) -> StepContainer:
     return container
 
 
-def descend(updates: Sequence[TableUpdate]) -> None:
-    for each in updates:
-        each.rows[:, :3] -= 0.1 * each.gradients
-        each.rows[:, 3:] += 1
-
-
 def apply(container: StepContainer, *, by_rows: bool) -> None:
     if by_rows:
-        container.apply(descend)
+        container.apply(descend(counted=1.0))
     else:
         container.apply_methods(CHOICE)
 
@@ -150,19 +143,11 @@ class PipelinedSteps(RuleBasedStateMachine):
 
     @invariant()
     def tables_are_equal(self) -> None:
-        assert rows_of(self.by_plan.container) == rows_of(self.by_shadow.container)
+        assert read_rows(self.by_plan.container, "t") == read_rows(self.by_shadow.container, "t")
 
     def teardown(self) -> None:
         for each in (self.by_plan, self.by_shadow):
             each.container.close()
-
-
-def rows_of(container: StepContainer) -> dict[int, bytes]:
-    return {
-        int(key): row.tobytes()
-        for chunk in container.storage("t").scan()
-        for key, row in zip(chunk.keys, chunk.rows, strict=True)
-    }
 
 
 class GrowingSteps(PipelinedSteps):
@@ -197,7 +182,7 @@ def test_a_step_by_rows_finds_and_writes_them_by_handles(
         by_plan.step(by_rows=True)
     by_shadow.forward(ids)
     by_shadow.step(by_rows=True)
-    assert rows_of(by_plan.container) == rows_of(by_shadow.container)
+    assert read_rows(by_plan.container, "t") == read_rows(by_shadow.container, "t")
 
 
 @pytest.mark.parametrize("num_ids", [3, 20_000])
@@ -250,7 +235,7 @@ def test_distinct_keys_are_changed_in_their_order_without_a_grouping(num_keys: i
         assert updated == num_keys
         if are_distinct:
             assert step.keys(0).tolist() == keys.tolist()
-        changed.append(rows_of(container))
+        changed.append(read_rows(container, "t"))
     assert changed[0] == changed[1]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,16 +13,11 @@ from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.rendezvous.environment import IndependentRendezvous
 from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.table_steps import open_tables
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLE = TableConfig("item", 2)
 KEYS = np.arange(200)
-
-
-def container(**options: Any) -> StepContainer:
-    made = StepContainer(**options)
-    made.declare(TABLE, StorageChoice("memory"))
-    return made
 
 
 def test_writes_saves_and_loads_follow_the_new_owners(tmp_path: Path) -> None:
@@ -31,7 +25,7 @@ def test_writes_saves_and_loads_follow_the_new_owners(tmp_path: Path) -> None:
     old, new = (KEYS[each[partition(KEYS)] == 0] for each in (before, after))
     gained = np.setdiff1d(new, old)
     rows = np.repeat(gained[:, None], 2, axis=1).astype(np.float32)
-    with container(rendezvous=IndependentRendezvous(0, 3)) as made:
+    with open_tables(TABLE, rendezvous=IndependentRendezvous(0, 3)) as made:
         with pytest.raises(InvalidArgumentError, match="no row was changed"):
             made.storage("item").upsert(gained, rows)
         made.change_owners(ShardMap(after, 2))
@@ -39,7 +33,7 @@ def test_writes_saves_and_loads_follow_the_new_owners(tmp_path: Path) -> None:
         url = str(tmp_path / "saved")
         options = SaveOptions(token="one-save", step=1)
         saves = [made.save(url, blocking=False, options=options)]
-        with container(rendezvous=IndependentRendezvous(1, 2)) as other:
+        with open_tables(TABLE, rendezvous=IndependentRendezvous(1, 2)) as other:
             saves.append(other.save(url, blocking=False, options=options))
             for each in saves:
                 each.result(60)
@@ -66,7 +60,7 @@ def test_each_rank_still_stores_all_rows_of_a_replicated_table() -> None:
 def test_ranks_that_take_steps_together_keep_their_partitions() -> None:
     def change(collective: Collective) -> None:
         with (
-            container(collective=collective, rendezvous=ThreadRendezvous(2)) as made,
+            open_tables(TABLE, collective=collective, rendezvous=ThreadRendezvous(2)) as made,
             pytest.raises(UnsupportedError, match="load the snapshot with other ranks"),
         ):
             made.change_owners(ShardMap.balanced(1))

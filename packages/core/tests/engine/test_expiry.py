@@ -11,18 +11,21 @@ import numpy as np
 import pytest
 
 from sparring.contracts.checkpoint import SaveOptions
-from sparring.contracts.ranks.collective import Collective
-from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.expiry import Expiry, parse_expiry
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, SparringError
-from sparring.snapshot.chain import count_rows, scan_rows
+from sparring.snapshot.chain import count_rows
 from sparring.snapshot.reader import open_snapshot
-from sparring.updates.resolve import parse_hyper, resolve_method
-from sparring_testing.processes.rank_threads import run_ranks
-from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_containers
+from sparring_testing.processes.table_steps import (
+    accumulate,
+    choose_method,
+    declare_tables,
+    read_rows,
+    read_snapshot,
+)
 
 DAY = 86_400.0
 STACK = StorageChoice(
@@ -32,39 +35,24 @@ STACK = StorageChoice(
 
 
 def container_of(
-    expire: Any,
-    collective: Collective | None = None,
-    *,
-    storage: str | StorageChoice = "memory",
-    placement: str = "sharded",
+    expire: Any, storage: Any = "memory", made: StepContainer | None = None, **table: Any
 ) -> StepContainer:
-    made = StepContainer(
-        collective=collective,
-        rendezvous=None if collective is None else ThreadRendezvous(collective.world_size),
-    )
+    made = made or StepContainer()
     made.state.clock = lambda: 0.0
-    chosen = StorageChoice(storage) if isinstance(storage, str) else storage
-    for name, limits in (("t", expire), ("kept", None)):
-        table = TableConfig(name, 2, initializer="zeros", expire=limits, placement=placement)
-        made.declare(table, chosen)
+    tables = [
+        TableConfig(name, 2, initializer="zeros", expire=limits, **table)
+        for name, limits in (("t", expire), ("kept", None))
+    ]
+    declare_tables(made, tables, storage)
     return made
 
 
 def train(made: StepContainer, ids: Sequence[int], *, by_rows: bool = False) -> None:
-    for table in ("t", "kept"):
-        found = made.lookup(table, np.array(ids, np.int64))
-        made.resources.accumulate(found.shadow_id or 0, np.ones((len(found.keys), 2), np.float32))
+    accumulate(made, {"t": ids, "kept": ids})
     if by_rows:
         made.apply(lambda updates: None)
-        return
-    method = resolve_method("sgd")
-    choice = MethodChoice(method, parse_hyper(method, {"lr": 1.0}), 1)
-    made.apply_methods(dict.fromkeys(made.tables, choice))
-
-
-def keys_of(made: StepContainer, table: str = "t") -> list[int]:
-    found = [chunk.keys for chunk in made.storage(table).scan()]
-    return sorted(np.concatenate([np.empty(0, np.int64), *found]).tolist())
+    else:
+        made.apply_methods(choose_method(made, lr=1.0))
 
 
 @pytest.mark.parametrize("by_rows", [False, True])
@@ -81,9 +69,9 @@ def test_a_row_expires_after_steps_without_a_visit(storage: Any, by_rows: bool) 
         ):
             made.lookup("t", np.array([1, 2]), is_registered=False)  # a read is not a visit
             train(made, ids, by_rows=by_rows)
-            assert keys_of(made) == left
+            assert sorted(read_rows(made, "t")) == left
         assert made.counters.rows_expired == 2
-        assert keys_of(made, "kept") == [1, 2, 3]
+        assert sorted(read_rows(made, "kept")) == [1, 2, 3]
         # It begins again with its initial value.
         row = made.lookup("t", np.array([2]), is_registered=False).rows
         assert row.tolist() == [[0, 0]]
@@ -94,7 +82,7 @@ def test_a_long_limit_is_checked_occasionally() -> None:
         train(made, [1])
         for step in range(2, 19):
             train(made, [2])
-            assert (1 in keys_of(made)) == (step < 18), step
+            assert (1 in sorted(read_rows(made, "t"))) == (step < 18), step
 
 
 def test_days_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,33 +92,30 @@ def test_days_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         for day, ids in enumerate(([1, 2], [2], [3], [3], [3])):
             made.state.clock = lambda now=day * DAY: now
             train(made, ids)
-            left.append(keys_of(made))
+            left.append(sorted(read_rows(made, "t")))
         assert left == [[1, 2], [1, 2], [2, 3], [3], [3]]
 
 
-def go_on(
-    made: StepContainer, first: int, last: int, collective: Collective | None = None
-) -> list[list[int]]:
+def go_on(made: StepContainer, first: int, last: int) -> list[list[int]]:
     """Each key is trained in two consecutive steps of every 17."""
-    rank, world_size = (0, 1) if collective is None else (collective.rank, collective.world_size)
     left = []
     for step in range(first, last):
         ids = [key for key in range(40) if (step - key) % 17 < 2]
-        train(made, ids[rank::world_size])
-        left.append(keys_of(made))
+        train(made, ids[made.collective.rank :: made.collective.world_size])
+        left.append(sorted(read_rows(made, "t")))
     return left
 
 
 @pytest.mark.parametrize("placement", ["sharded", "replicated"])
 def test_any_number_of_ranks_removes_the_same_rows_at_the_same_step(placement: str) -> None:
-    def body(collective: Collective) -> tuple[list[list[int]], int]:
-        with container_of({"after_steps": 5}, collective, placement=placement) as made:
-            return go_on(made, 0, 24, collective), made.counters.rows_expired
+    def body(made: StepContainer) -> tuple[list[list[int]], int]:
+        container_of({"after_steps": 5}, made=made, placement=placement)
+        return go_on(made, 0, 24), made.counters.rows_expired
 
     with container_of({"after_steps": 5}) as alone:
         expected, num_expired = go_on(alone, 0, 24), alone.counters.rows_expired
     assert num_expired > 40
-    ranks = run_ranks(2, body)
+    ranks = run_containers(2, body)
     for step, left in enumerate(expected):
         parts = [rank[0][step] for rank in ranks]
         assert (
@@ -143,36 +128,33 @@ def test_any_number_of_ranks_removes_the_same_rows_at_the_same_step(placement: s
 
 
 def test_a_storage_that_cannot_be_scanned_fails_the_sweep_on_all_ranks() -> None:
-    def body(collective: Collective) -> str:
-        with container_of({"after_steps": 1}, collective) as made:
-            made.storage("t")
-            if collective.rank:
-                made.entry("t").storage.scan = None  # type: ignore[union-attr, assignment]
-            with pytest.raises((SparringError, TypeError)) as caught:
-                train(made, range(8))
-            return str(caught.value)
+    def body(made: StepContainer) -> str:
+        container_of({"after_steps": 1}, made=made).storage("t")
+        if made.collective.rank:
+            made.entry("t").storage.scan = None  # type: ignore[union-attr, assignment]
+        with pytest.raises((SparringError, TypeError)) as caught:
+            train(made, range(8))
+        return str(caught.value)
 
-    assert "expiry of rows after step 1: rank 1 failed" in run_ranks(2, body)[0]
+    assert "expiry of rows after step 1: rank 1 failed" in run_containers(2, body)[0]
 
 
-@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize("after", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_resumed_run_counts_from_its_snapshot(after: int, tmp_path: Path) -> None:
     url = str(tmp_path / "s")
 
-    def before(collective: Collective) -> None:
-        with container_of({"after_steps": 5}, collective) as made:
-            go_on(made, 0, 12, collective)
-            made.save(url)
+    def before(made: StepContainer) -> None:
+        go_on(container_of({"after_steps": 5}, made=made), 0, 12)
+        made.save(url)
 
-    def body(collective: Collective) -> list[list[int]]:
-        with container_of({"after_steps": 5}, collective) as made:
-            made.load(url)
-            return go_on(made, 12, 24, collective)
+    def body(made: StepContainer) -> list[list[int]]:
+        container_of({"after_steps": 5}, made=made).load(url)
+        return go_on(made, 12, 24)
 
     with container_of({"after_steps": 5}) as alone:
         expected = go_on(alone, 0, 24)[12:]
-    run_ranks(2, before)
-    parts = run_ranks(after, body)
+    run_containers(2, before)
+    parts = run_containers(after, body)
     assert [sorted(chain(*each)) for each in zip(*parts, strict=True)] == expected
 
 
@@ -186,7 +168,7 @@ def test_days_pass_while_nothing_trains(tmp_path: Path, monkeypatch: pytest.Monk
         later.load(url)
         later.state.clock = lambda: 3 * DAY
         train(later, [2])
-        assert keys_of(later) == [2]
+        assert sorted(read_rows(later, "t")) == [2]
 
 
 def test_times_of_reverted_steps_no_longer_count(
@@ -204,7 +186,7 @@ def test_times_of_reverted_steps_no_longer_count(
         later.load(url)  # of step 1, without visits
         later.state.clock = lambda: 4 * DAY
         train(later, [2])
-        assert keys_of(later) == [1, 2]
+        assert sorted(read_rows(later, "t")) == [1, 2]
 
 
 def test_rows_without_a_known_visit_count_as_visited_now(tmp_path: Path) -> None:
@@ -216,7 +198,7 @@ def test_rows_without_a_known_visit_count_as_visited_now(tmp_path: Path) -> None
         later.load(url)
         for ids, left in (([2], [1, 2]), ([2], [1, 2]), ([2], [2])):
             train(later, ids)
-            assert keys_of(later) == left
+            assert sorted(read_rows(later, "t")) == left
 
 
 def test_rows_that_are_saved_before_a_step_or_written_directly_expire_too(tmp_path: Path) -> None:
@@ -235,10 +217,10 @@ def test_rows_that_are_saved_before_a_step_or_written_directly_expire_too(tmp_pa
     with container_of({"after_steps": 2}) as made:
         made.load(str(tmp_path / "third"))
         train(made, [2])
-        assert keys_of(made) == [1, 2, 9]
+        assert sorted(read_rows(made, "t")) == [1, 2, 9]
         train(made, [2])
         train(made, [2])
-        assert keys_of(made) == [2]
+        assert sorted(read_rows(made, "t")) == [2]
 
 
 def test_a_delta_lists_expired_rows_as_erased(tmp_path: Path) -> None:
@@ -265,10 +247,9 @@ def test_a_running_save_contains_the_rows_of_its_step(tmp_path: Path) -> None:
         train(made, [1, 2])
         task = made.save(url, blocking=False)
         train(made, [3])
-        assert keys_of(made) == [3]
+        assert sorted(read_rows(made, "t")) == [3]
         task.result()
-    keys = [chunk.keys.tolist() for chunk in scan_rows(open_snapshot(url), "t")]
-    assert sorted(chain(*keys)) == [1, 2]
+    assert sorted(read_snapshot(url, "t")) == [1, 2]
 
 
 def test_a_prefetch_returns_the_initial_value_of_expired_rows() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,24 +18,10 @@ from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.errors import ClosedError
 from sparring.storage.memory import MemoryStorage
+from sparring_testing.processes.child_processes import run_fork
 
 TABLE = TableConfig("rows", 4)
 IDS = np.arange(10)
-
-
-def status_of_child(work: Callable[[], object]) -> int:
-    """Runs a function in a forked child, which must end soon; returns 0 if the function does not
-    raise."""
-    child = os.fork()
-    if not child:
-        signal.alarm(20)  # ends a child that hangs
-        try:
-            work()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    return os.waitpid(child, 0)[1]
 
 
 @pytest.fixture
@@ -77,7 +61,7 @@ def test_a_child_is_advised_to_spawn(call: str, container: StepContainer) -> Non
         assert (caught.value.made_in, caught.value.used_in) == (parent, os.getpid())
         container.close()
 
-    assert status_of_child(work) == 0
+    assert run_fork(work) == 0
     assert container.lookup("rows", IDS).rows.shape == (10, 4)
 
 
@@ -101,7 +85,7 @@ def test_a_child_forked_during_a_prefetch_does_not_wait_for_it(
         prefetch.drop()
         container.close()
 
-    assert status_of_child(work) == 0
+    assert run_fork(work) == 0
     may_go_on.set()
     assert prefetch.finish()[0].rows.shape == (10, 4)
 
@@ -117,7 +101,7 @@ def test_a_child_trains_separate_tables(container: StepContainer) -> None:
             own.flush()
             assert own.counters.steps == 2
 
-    assert status_of_child(work) == 0
+    assert run_fork(work) == 0
 
 
 def test_a_child_that_exits_normally_leaves_background_work_to_its_parent() -> None:

@@ -181,7 +181,11 @@ TWO_HOSTS = [[0, 2], [1]]
 
 @needs_gloo
 @pytest.mark.parametrize("trial", range(TRIALS))
-@pytest.mark.parametrize("hosts", [None, TWO_HOSTS], ids=["one level", "two levels"])
+@pytest.mark.parametrize(
+    "hosts",
+    [None, pytest.param(TWO_HOSTS, marks=pytest.mark.slow)],
+    ids=["one level", "two levels"],
+)
 def test_survivors_name_a_rank_killed_during_training(
     ranks: Ranks, rng: random.Random, trial: int, hosts: Sequence[Sequence[int]] | None
 ) -> None:
@@ -197,7 +201,7 @@ def test_survivors_name_a_rank_killed_during_training(
 @needs_gloo
 @pytest.mark.parametrize(
     "hosts",
-    [None, pytest.param(TWO_HOSTS, marks=pytest.mark.long)],
+    [pytest.param(None, marks=pytest.mark.slow), pytest.param(TWO_HOSTS, marks=pytest.mark.long)],
     ids=["one level", "two levels"],
 )
 def test_survivors_name_a_rank_stopped_during_training(
@@ -212,6 +216,7 @@ def test_survivors_name_a_rank_stopped_during_training(
     check_with_deadlines(check, DEADLINES)
 
 
+@pytest.mark.slow  # three processes import torch, as in the first test
 @needs_gloo
 def test_survivors_name_a_rank_whose_link_was_cut(ranks: Ranks, rng: random.Random) -> None:
     reason = why_isolation_is_unavailable()

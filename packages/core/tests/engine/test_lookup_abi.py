@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import signal
 import threading
-import traceback
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -23,6 +19,7 @@ from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import ClosedError, InterruptedLoadError, SnapshotDamagedError
 from sparring.storage.load import begin_load
 from sparring.storage.memory import MemoryStorage
+from sparring_testing.processes.child_processes import run_fork
 
 INVALID_ARGUMENT, CLOSED, FLOAT32 = 1, 3, 1
 
@@ -188,20 +185,6 @@ def test_a_table_cleared_after_a_partial_load_can_be_looked_up_again(ids: Any) -
         assert gathered(publication.number, ids)[0] == 0
 
 
-def run_in_child(work: Callable[[], None]) -> None:
-    """Runs a function in a forked child, which must succeed soon."""
-    child = os.fork()
-    if not child:
-        signal.alarm(10)  # ends a child that hangs
-        try:
-            work()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 @pytest.mark.parametrize("blocking", [False, True])
 def test_a_child_forked_during_a_load_is_rejected(blocking: bool, ids: Any, tmp_path: Path) -> None:
     url = str(tmp_path / "saved")
@@ -240,7 +223,7 @@ def test_a_child_forked_during_a_load_is_rejected(blocking: bool, ids: Any, tmp_
             with pytest.raises(ClosedError, match="before a fork"):
                 container.load(url)
 
-        run_in_child(work)
+        assert run_fork(work) == 0
         may_go_on.set()
         loading.result(20)
         status, _, found = asking.result(20)
@@ -271,7 +254,7 @@ def test_a_child_forked_during_a_lookup_by_number_can_publish_other_rows(ids: An
             publication.show(other.collection([("rows", "sum")]))
             assert gathered(publication.number, ids)[0] == 0
 
-        run_in_child(work)
+        assert run_fork(work) == 0
         may_go_on.set()
         assert asking.result(20)[0] == 0
 

@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from sparring.contracts.ranks.collective import Collective
-from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.engine.job.memory_budget import format_bytes
-from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import CapacityError, InvalidArgumentError
-from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.table_steps import declare_tables, descend
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLES = TableConfig("small", 4), TableConfig("large", 16)
 BUDGET = 200_000
 
 
-def descend(updates: Any) -> None:
-    for each in updates:
-        each.rows[:, : each.table.dim] -= 0.1 * each.gradients
-
-
-def declare(container: StepContainer) -> dict[str, MethodChoice]:
-    method = resolve_method("sgd")
-    for table in TABLES:
-        container.declare(table, StorageChoice("memory"))
-        container.set_state(table.name, np.empty(0, np.float32), "sgd")
-    hyper = parse_hyper(method, {"lr": 0.1})
-    return {table.name: MethodChoice(method, hyper, 1) for table in TABLES}
-
-
 def train(container: StepContainer, is_fused: bool) -> CapacityError:
     """Trains new keys in each step until a step is rejected."""
-    choices = declare(container)
+    choices = declare_tables(container, TABLES, "memory", "sgd", lr=0.1)
     for step in range(100):
         keys = np.arange(300 * step, 300 * step + 300)
         for found in container.lookup_all([("small", keys[:20].copy()), ("large", keys)]):
@@ -49,7 +31,7 @@ def train(container: StepContainer, is_fused: bool) -> CapacityError:
             if is_fused:
                 container.apply_methods(choices)
             else:
-                container.apply(descend)
+                container.apply(descend())
         except CapacityError as error:
             assert (container.num_rows("large"), container.table_bytes("large")) == before
             assert container.counters.steps == step > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -19,7 +19,6 @@ from sparring.contracts.storage.updates import MethodChoice, UpdateMethod, Updat
 from sparring.contracts.tables.hyperparameters import HyperParameters
 from sparring.contracts.tables.initializers import Uniform
 from sparring.contracts.tables.table import DTYPES, TableConfig
-from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, UnsupportedError
@@ -31,6 +30,7 @@ from sparring.storage.open import open_storage
 from sparring.updates.builtin import BUILTIN_METHODS
 from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.table_steps import descend
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 NARROW = ["float16", "bfloat16", "int8"]
@@ -39,15 +39,6 @@ MEMORY = StorageChoice("memory")
 
 def narrow_table(dtype: str, dim: int = 5) -> TableConfig:
     return TableConfig("item", dim, dtype, Uniform(-1, 1))
-
-
-def descend(rate: float) -> Callable[[Sequence[TableUpdate]], None]:
-    def update(updates: Sequence[TableUpdate]) -> None:
-        for one in updates:
-            one.rows[:, : one.table.dim] -= np.float32(rate) * one.gradients
-            one.rows[:, one.table.dim :] += np.float32(0.1)
-
-    return update
 
 
 def bits(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -107,7 +98,9 @@ def test_an_int8_row_takes_at_most_three_tenths_of_a_float32_row(dim: int, metho
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [1, 2, 3, 4, 7, 64])
+@pytest.mark.parametrize(
+    "dim", [3, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2, 4, 7, 64))]
+)
 @pytest.mark.parametrize("state_width", [0, 1, 2, 9])
 def test_native_code_has_the_same_row_layout(dtype: str, dim: int, state_width: int) -> None:
     table = TableConfig("t", dim, dtype, state_width=state_width)
@@ -163,7 +156,9 @@ def test_lookups_return_stored_values_as_float32(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize("dim", [1, 5, 8, 33, 100])
+@pytest.mark.parametrize(
+    "dim", [5, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 8, 33, 100))]
+)
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 def test_pooling_straight_from_the_table_gives_the_bits_of_float32_rows(
     dtype: str, dim: int, mode: str
@@ -206,7 +201,7 @@ def test_a_step_rounds_by_seed_step_and_key_and_keeps_state_of_16_bit_rows_whole
     embeddings = kernels.decode(kernels.initial_rows(keys, table))
     state = np.tile(np.array([0.3, -0.0], np.float32), (3, 1))
     for step in (1, 2, 3):
-        with made.step(descend(0.01)) as driven:
+        with made.step(descend(0.01, counted=0.1)) as driven:
             driven.accumulate(driven.lookup("item", keys), gradients)
         embeddings = embeddings - np.float32(0.01) * gradients
         state = state + np.float32(0.1)
@@ -269,7 +264,9 @@ def update_both_ways(
 
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("name", BUILTIN_METHODS)
-@pytest.mark.parametrize("dim", [1, 5, 64, 4099])
+@pytest.mark.parametrize(
+    "dim", [5, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 64, 4099))]
+)
 def test_methods_change_narrow_rows_as_float32_ones_and_round(
     name: str, dtype: str, dim: int
 ) -> None:
@@ -334,7 +331,7 @@ def test_ranks_have_the_rows_of_one_process(dtype: str, world_size: int) -> None
         made.set_state("item", np.zeros(1, np.float32), "count")
         ranks = [collective.rank] if collective is not None else range(world_size)
         for _ in range(4):
-            with made.step(descend(0.01)) as step:
+            with made.step(descend(0.01, counted=0.1)) as step:
                 for rank in ranks:
                     keys = np.arange(10 * rank, 10 * rank + 30)
                     # Whole numbers add up exactly in any order.
@@ -379,7 +376,10 @@ def test_embeddings_keep_their_bits_when_the_state_is_replaced(dtype: str) -> No
 # ---- the purpose of stochastic rounding
 
 
-@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(each, marks=[] if each == "bfloat16" else pytest.mark.slow) for each in NARROW],
+)
 def test_the_mean_of_many_small_steps_equals_float32(dtype: str) -> None:
     num_rows, dim, num_steps, rate = 4_000, 8, 64, 1e-5
     keys = np.arange(num_rows)
@@ -388,7 +388,7 @@ def test_the_mean_of_many_small_steps_equals_float32(dtype: str) -> None:
     made.declare(TableConfig("item", dim, dtype, Uniform(0.5, 0.6)), StorageChoice("memory"))
     start = made.lookup("item", keys, is_registered=False).rows.astype(np.float64)
     for _ in range(num_steps):
-        with made.step(descend(rate)) as step:
+        with made.step(descend(rate, counted=0.1)) as step:
             step.accumulate(step.lookup("item", keys), gradients)
     moved = made.lookup("item", keys, is_registered=False).rows - start
     expected = -rate * num_steps

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
-from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.admission import Frequency
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply import function as by_function
@@ -17,7 +15,7 @@ from sparring.engine.container import StepContainer
 from sparring.errors import PartialStepError, StorageIOError
 from sparring.kernels.cpu import CpuKernels
 from sparring.storage.memory import MemoryStorage
-from sparring.updates.resolve import parse_hyper, resolve_method
+from sparring_testing.processes.table_steps import accumulate, choose_method
 
 Apply = Callable[[StepContainer], object]
 NAMES = ("first", "second", "third")
@@ -40,9 +38,7 @@ def add_one(updates: Sequence[TableUpdate]) -> None:
 
 
 def by_methods(made: StepContainer) -> object:
-    method = resolve_method("sgd")
-    choice = MethodChoice(method, parse_hyper(method, {"lr": 1.0}), 1)
-    return made.apply_methods(dict.fromkeys(NAMES, choice))
+    return made.apply_methods(choose_method(made, lr=1.0))
 
 
 def by_rows(made: StepContainer) -> object:
@@ -58,14 +54,8 @@ def container(failing: str, failure: BaseException | None, **options: Any) -> St
         if name == failing:
             storage.failure = failure
         made.declare(table, storage)
-    accumulate(made, [7, 8])
+    accumulate(made, dict.fromkeys(NAMES, (7, 8)))
     return made
-
-
-def accumulate(made: StepContainer, ids: Sequence[int]) -> None:
-    for name in NAMES:
-        found = made.lookup(name, np.array(ids, np.int64))
-        made.resources.accumulate(found.shadow_id or 0, np.ones((len(ids), 2), np.float32))
 
 
 @pytest.mark.parametrize("apply", [by_rows, by_methods])
@@ -127,14 +117,14 @@ def test_ids_of_the_table_that_failed_are_not_counted_for_admission(apply: Apply
     third = made.storage("third")
     assert isinstance(third, FailingStorage)
     third.failure = StorageIOError("the disk is full")
-    accumulate(made, [7, 8, 9])
+    accumulate(made, dict.fromkeys(NAMES, (7, 8, 9)))
     with pytest.raises(PartialStepError):
         apply(made)
     third.failure = None
     assert [made.num_rows(name) for name in NAMES] == [2, 2, 0]
-    accumulate(made, [9])
+    accumulate(made, dict.fromkeys(NAMES, (9,)))
     apply(made)
     assert [made.num_rows(name) for name in NAMES] == [3, 3, 0], "9 came twice, once to third"
-    accumulate(made, [7, 9])
+    accumulate(made, dict.fromkeys(NAMES, (7, 9)))
     apply(made)
     assert [made.num_rows(name) for name in NAMES] == [3, 3, 2]

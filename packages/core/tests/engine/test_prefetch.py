@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sparring.collective.local import LocalGroup
-from sparring.contracts.ranks.collective import Collective
 from sparring.contracts.ranks.exchange_options import ExchangeOptions
-from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.initializers import Uniform
 from sparring.contracts.tables.table import TableConfig
-from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import (
@@ -27,8 +22,8 @@ from sparring.errors import (
 )
 from sparring.exchange.messenger import MessageKind
 from sparring.storage.memory import MemoryStorage
-from sparring.updates.resolve import parse_hyper, resolve_method
-from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_containers
+from sparring_testing.processes.table_steps import declare_tables, descend
 
 TABLES = (
     TableConfig("user", 4, initializer=Uniform(-1, 1)),
@@ -36,39 +31,7 @@ TABLES = (
 )
 
 
-def on_ranks(
-    world_size: int, body: Callable[[StepContainer], Any], *, deadline: float = 30, **settings: Any
-) -> list[Any]:
-    group = LocalGroup(world_size, deadline_seconds=deadline)
-
-    def run(collective: Collective) -> Any:
-        made = StepContainer(
-            collective=collective,
-            rendezvous=ThreadRendezvous(world_size),
-            exchange=ExchangeOptions(chunk_rows=4, **settings),
-        )
-        with made:
-            return body(made)
-
-    with ThreadPoolExecutor(world_size) as threads:
-        futures = [threads.submit(run, group.join(rank)) for rank in range(world_size)]
-        return [future.result() for future in futures]
-
-
-def declare(made: StepContainer, **options: Any) -> dict[str, Any]:
-    method = resolve_method("adagrad")
-    hyper = parse_hyper(method, {"lr": 0.1})
-    for table in TABLES:
-        made.declare(table, StorageChoice("hkv", options))
-        state = method.initial_state(table.dim, hyper, table.computing_dtype)
-        made.set_state(table.name, state, "adagrad")
-    return {table.name: MethodChoice(method, hyper, 1) for table in TABLES}
-
-
-def by_rows(updates: Any) -> None:
-    for each in updates:
-        assert isinstance(each, TableUpdate)
-        each.rows[:, : each.table.dim] -= 0.1 * each.gradients
+EXCHANGE = ExchangeOptions(chunk_rows=4)
 
 
 def repeating_ids(step: int, rank: int) -> list[tuple[str, np.ndarray]]:
@@ -78,12 +41,26 @@ def repeating_ids(step: int, rank: int) -> list[tuple[str, np.ndarray]]:
     return [("user", some + step), ("item", some[::2].copy())]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("way", ["fused", "by rows", "evicting", "int8"])
+SHORT = {(1, "evicting"), (2, "fused"), (2, "int8"), (3, "by rows")}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "way"),
+    [
+        pytest.param(*each, marks=[] if each in SHORT else pytest.mark.slow)
+        for each in product([1, 2, 3], ["fused", "by rows", "evicting", "int8"])
+    ],
+)
 def test_finish_returns_the_rows_of_a_lookup_after_the_step(world_size: int, way: str) -> None:
     def body(made: StepContainer) -> tuple[int, int]:
         is_evicting = way == "evicting"
-        choices = declare(made, **({"capacity": 128, "policy": "lru"} if is_evicting else {}))
+        choices = declare_tables(
+            made,
+            TABLES,
+            StorageChoice("hkv", {"capacity": 128, "policy": "lru"} if is_evicting else {}),
+            "adagrad",
+            lr=0.1,
+        )
         rank = made.collective.rank
 
         def ids_of(step: int, rank: int) -> list[tuple[str, np.ndarray]]:
@@ -97,7 +74,7 @@ def test_finish_returns_the_rows_of_a_lookup_after_the_step(world_size: int, way
                 made.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
             ahead = made.prefetch(ids_of(step + 1, rank))
             if way == "by rows":
-                made.apply(by_rows)
+                made.apply(descend())
             else:
                 made.apply_methods(choices)
             if step % 3 == 0:
@@ -114,7 +91,11 @@ def test_finish_returns_the_rows_of_a_lookup_after_the_step(world_size: int, way
         assert counters.lookups == 12
         return counters.rows, counters.rows_refreshed
 
-    counts = on_ranks(world_size, body, **({"row_wire_dtype": "int8"} if way == "int8" else {}))
+    counts = run_containers(
+        world_size,
+        body,
+        exchange=ExchangeOptions(chunk_rows=4, row_wire_dtype="int8" if way == "int8" else "exact"),
+    )
     if way != "evicting":
         # Only some were read again.
         assert 0 < sum(again for _, again in counts) < sum(rows for rows, _ in counts)
@@ -122,7 +103,7 @@ def test_finish_returns_the_rows_of_a_lookup_after_the_step(world_size: int, way
 
 def test_ranks_exchange_rows_while_their_calling_threads_are_busy() -> None:
     def body(made: StepContainer) -> None:
-        declare(made)
+        declare_tables(made, TABLES, "hkv", "adagrad", lr=0.1)
         ahead = made.prefetch([("user", np.arange(40))])
         (running,) = made.prefetches.unfinished
         running.future.result(30)  # no call of the container, as during a backward pass
@@ -130,19 +111,19 @@ def test_ranks_exchange_rows_while_their_calling_threads_are_busy() -> None:
         ahead.finish()
         assert made.prefetches.counters.wait_seconds == 0
 
-    on_ranks(2, body)
+    run_containers(2, body, exchange=EXCHANGE)
 
 
 def test_nothing_is_read_again_without_a_step_in_between() -> None:
     def body(made: StepContainer) -> None:
-        declare(made)
+        declare_tables(made, TABLES, "hkv", "adagrad", lr=0.1)
         before = made.exchange.counters.wire_bytes_sent.headers
         made.prefetch(repeating_ids(0, made.collective.rank)).finish()
         sent = made.exchange.counters.wire_bytes_sent
         assert sent.headers - before == 512
         assert made.prefetches.counters.rows_refreshed == 0
 
-    on_ranks(2, body)
+    run_containers(2, body, exchange=EXCHANGE)
 
 
 def test_bytes_of_a_refresh_match_the_documentation() -> None:
@@ -155,7 +136,7 @@ def test_bytes_of_a_refresh_match_the_documentation() -> None:
         found = made.lookup("user", keys)
         made.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
         ahead = made.prefetch([("user", np.arange(50, 150) if rank == 0 else keys)])
-        made.apply(by_rows)
+        made.apply(descend())
         before = made.exchange.counters.wire_bytes_sent
         kinds = [MessageKind.HEADERS, MessageKind.KEYS, MessageKind.ROWS]
         earlier = [getattr(before, kind.value) for kind in kinds]
@@ -168,7 +149,7 @@ def test_bytes_of_a_refresh_match_the_documentation() -> None:
         assert rows == (places // 8 * (4 * 4 + 1) + 7) // 8 * 8
         return rank, places // 8
 
-    sent = dict(on_ranks(2, body))
+    sent = dict(run_containers(2, body, exchange=EXCHANGE))
     # The changed ones among 50 keys that the other rank owns.
     assert sent[0] == 0
     assert 0 < sent[1] < 50
@@ -222,7 +203,7 @@ def test_a_failed_lookup_ahead_does_not_fail_the_step_of_one_process() -> None:
         ahead = made.prefetch([("user", np.arange(5))])
         made.quiesce()
         storage.fails = False
-        made.apply(by_rows)
+        made.apply(descend())
         assert made.counters.steps == 1
         with pytest.raises(StorageIOError, match="on fire"):
             ahead.finish()
@@ -238,11 +219,11 @@ def test_a_failed_lookup_ahead_ends_the_step_of_all_ranks() -> None:
         storage.fails = made.collective.rank == 1
         made.prefetch([("user", np.arange(40))])
         with pytest.raises((StorageIOError, PeerFailure)) as caught:
-            made.apply(by_rows)
+            made.apply(descend())
         assert storage.size == 0
         return caught.value
 
-    first, second = on_ranks(2, body, deadline=10)
+    first, second = run_containers(2, body, 10.0, exchange=EXCHANGE)
     assert isinstance(second, StorageIOError)
     assert isinstance(first, PeerFailure)
     assert first.details["rank"] == 1
@@ -251,12 +232,12 @@ def test_a_failed_lookup_ahead_ends_the_step_of_all_ranks() -> None:
 
 def test_a_rejected_step_does_not_change_prefetched_rows() -> None:
     with StepContainer() as made:
-        declare(made)
+        declare_tables(made, TABLES, "hkv", "adagrad", lr=0.1)
         found = made.lookup("user", np.arange(5))
         made.resources.accumulate(found.shadow_id, np.full_like(found.rows, np.nan))
         ahead = made.prefetch([("user", np.arange(5))])
         with pytest.raises(NonFiniteGradientError):
-            made.apply(by_rows)
+            made.apply(descend())
         (early,) = ahead.finish()
         assert early.rows.tobytes() == found.rows.tobytes()
         assert made.prefetches.counters.rows_refreshed == 0
@@ -264,7 +245,7 @@ def test_a_rejected_step_does_not_change_prefetched_rows() -> None:
 
 def test_a_lookup_ahead_ends_once() -> None:
     with StepContainer() as made:
-        declare(made)
+        declare_tables(made, TABLES, "hkv", "adagrad", lr=0.1)
         dropped = made.prefetch(repeating_ids(0, 0))
         dropped.drop()
         dropped.drop()

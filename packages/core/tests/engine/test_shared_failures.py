@@ -28,21 +28,16 @@ from sparring.kernels.functions import partition
 from sparring.snapshot.reader import open_snapshot
 from sparring.storage.load import begin_load, end_load
 from sparring.storage.memory import MemoryStorage
-from sparring_testing.processes.deadlines import check_with_deadlines
+from sparring_testing.processes.deadlines import check_with_deadlines, error_within
 from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.table_steps import open_tables
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLE = TableConfig("user", 4)
 KEYS = np.arange(2_000)
 WORLD_SIZE, BROKEN = 3, 1
-
-
-def make(collective: Collective, table: TableConfig = TABLE) -> StepContainer:
-    rendezvous = ThreadRendezvous(collective.world_size)
-    container = StepContainer(collective=collective, rendezvous=rendezvous)
-    container.declare(table, StorageChoice("memory"))
-    container.storage(table.name)
-    return container
+SOON = 30.0  # seconds; the deadline is 60
+OWNERS = ThreadRendezvous(WORLD_SIZE)
 
 
 def own_key(container: StepContainer) -> Any:
@@ -54,22 +49,13 @@ def own_key(container: StepContainer) -> Any:
 def saved(tmp_path: Path, num_tables: int = 1, value: float = 1.0) -> str:
     """Returns the URL of a snapshot whose tables have rows in all partitions."""
     url = str(tmp_path / "saved")
-    with StepContainer() as container:
-        for number in range(num_tables):
-            table = TableConfig(f"{TABLE.name}{number or ''}", TABLE.dim)
-            container.declare(table, StorageChoice("memory"))
-            rows = np.full((len(KEYS), TABLE.dim), value, np.float32)
+    tables = [TableConfig(f"{TABLE.name}{number or ''}", 4) for number in range(num_tables)]
+    with open_tables(*tables) as container:
+        for table in tables:
+            rows = np.full((len(KEYS), table.dim), value, np.float32)
             container.storage(table.name).upsert(KEYS, rows)
         container.save(url)
     return url
-
-
-def error_of(call: Callable[[], object]) -> SparringError:
-    begin = time.monotonic()
-    with pytest.raises(SparringError) as caught:
-        call()
-    assert time.monotonic() - begin < 30.0  # the deadline is 60 s
-    return caught.value
 
 
 def check_all_have_it(errors: list[SparringError], kind: type[SparringError], text: str) -> None:
@@ -92,10 +78,10 @@ CALLS: dict[str, Callable[[StepContainer, Path], object]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_an_interrupted_load_on_one_rank_stops_all(call: str, tmp_path: Path) -> None:
     def body(collective: Collective) -> SparringError:
-        with make(collective) as container:
+        with open_tables(TABLE, collective=collective, rendezvous=OWNERS) as container:
             if collective.rank == BROKEN:
                 begin_load(container.storage("user"), "elsewhere")
-            error = error_of(lambda: CALLS[call](container, tmp_path))
+            error = error_within(SOON, lambda: CALLS[call](container, tmp_path))
             # No rank has left: the ranks continue together once it is repaired.
             if collective.rank == BROKEN:
                 end_load(container.state.tables.open(container.entry("user")))
@@ -113,13 +99,13 @@ def test_rows_of_another_part_on_one_rank_stop_all(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def body(collective: Collective) -> SparringError:
-        with make(collective) as container:
+        with open_tables(TABLE, collective=collective, rendezvous=OWNERS) as container:
             if collective.rank == BROKEN:
                 storage = container.storage("user")
                 storage.upsert(own_key(container), np.ones((1, 4), np.float32))
                 write_note(storage, "part", "rank 0 of 9")
                 container.entry("user").part = "rank 1 of 3"
-            return error_of(lambda: CALLS[call](container, tmp_path))
+            return error_within(SOON, lambda: CALLS[call](container, tmp_path))
 
     errors = run_ranks(WORLD_SIZE, body, deadline=60.0)
     check_all_have_it(errors, InvalidArgumentError, "contains 1 rows of rank 0 of 9")
@@ -127,9 +113,9 @@ def test_rows_of_another_part_on_one_rank_stop_all(
 
 def test_invalid_ids_on_one_rank_stop_the_lookup_on_all() -> None:
     def body(collective: Collective) -> SparringError:
-        with make(collective) as container:
+        with open_tables(TABLE, collective=collective, rendezvous=OWNERS) as container:
             ids = KEYS.astype(np.int32) if collective.rank == BROKEN else KEYS
-            return error_of(lambda: container.lookup("user", ids))
+            return error_within(SOON, lambda: container.lookup("user", ids))
 
     errors = run_ranks(WORLD_SIZE, body, deadline=60.0)
     check_all_have_it(errors, InvalidArgumentError, "must be one-dimensional int64")
@@ -137,10 +123,10 @@ def test_invalid_ids_on_one_rank_stop_the_lookup_on_all() -> None:
 
 def test_a_rank_that_cannot_notify_the_others_raises_its_own_error() -> None:
     def body(collective: Collective) -> SparringError:
-        container = make(collective)
+        container = open_tables(TABLE, collective=collective, rendezvous=OWNERS)
         if collective.rank != BROKEN:
             container.close()
-        error = error_of(lambda: container.lookup("user", KEYS.astype(np.int32)))
+        error = error_within(SOON, lambda: container.lookup("user", KEYS.astype(np.int32)))
         container.close()
         return error
 
@@ -154,8 +140,8 @@ def test_a_snapshot_rejected_by_one_rank_raises_on_all(tmp_path: Path) -> None:
 
     def body(collective: Collective) -> SparringError:
         table = TableConfig("user", 5) if collective.rank == BROKEN else TABLE
-        with make(collective, table) as container:
-            return error_of(lambda: container.load(url))
+        with open_tables(table, collective=collective, rendezvous=OWNERS) as container:
+            return error_within(SOON, lambda: container.load(url))
 
     errors = run_ranks(WORLD_SIZE, body, deadline=60.0)
     check_all_have_it(errors, InvalidArgumentError, "dim 4 in the snapshot, 5 declared")
@@ -180,7 +166,7 @@ def test_a_rank_that_cannot_read_its_part_stops_ranks_that_still_load(
     monkeypatch.setattr(coordinator, "_HEARTBEAT_SECONDS", 0.2)
 
     def body(collective: Collective) -> SparringError:
-        with make(collective) as container:
+        with open_tables(TABLE, collective=collective, rendezvous=OWNERS) as container:
             for number in range(1, 50):
                 container.declare(TableConfig(f"user{number}", 4), StorageChoice("memory"))
                 container.storage(f"user{number}")
@@ -193,7 +179,7 @@ def test_a_rank_that_cannot_read_its_part_stops_ranks_that_still_load(
             else:
                 for number in range(1, 50):
                     slow(container.storage(f"user{number}"), 0.2)
-            return error_of(lambda: container.load(url))
+            return error_within(SOON, lambda: container.load(url))
 
     errors = run_ranks(WORLD_SIZE, body, deadline=60.0)
     check_all_have_it(errors, SnapshotDamagedError, "a bit is gone")
@@ -209,7 +195,7 @@ def test_ranks_that_have_loaded_wait_for_slower_ones_beyond_a_deadline(
 
     def check(deadline: float) -> None:
         def body(collective: Collective) -> int:
-            with make(collective) as container:
+            with open_tables(TABLE, collective=collective, rendezvous=OWNERS) as container:
                 for number in range(1, 6):
                     container.declare(TableConfig(f"user{number}", 4), StorageChoice("memory"))
                 if collective.rank == BROKEN:
@@ -228,9 +214,9 @@ def test_a_rank_stopped_during_its_load_notifies_the_others(
     monkeypatch.setattr(coordinator, "_HEARTBEAT_SECONDS", 0.1)
 
     def body(collective: Collective) -> str:
-        with make(collective) as container:
+        with open_tables(TABLE, collective=collective, rendezvous=OWNERS) as container:
             if collective.rank != BROKEN:
-                return str(error_of(lambda: container.load(url)))
+                return str(error_within(SOON, lambda: container.load(url)))
 
             def stopped(*_: object) -> None:
                 raise KeyboardInterrupt
@@ -246,9 +232,9 @@ def test_a_rank_stopped_during_its_load_notifies_the_others(
 
 def test_ranks_that_save_to_different_places_are_rejected(tmp_path: Path) -> None:
     def body(collective: Collective) -> str:
-        with make(collective) as container:
+        with open_tables(TABLE, collective=collective, rendezvous=OWNERS) as container:
             name = "there" if collective.rank == BROKEN else "here"
-            return str(error_of(lambda: container.save(str(tmp_path / name))))
+            return str(error_within(SOON, lambda: container.save(str(tmp_path / name))))
 
     errors = run_ranks(WORLD_SIZE, body, deadline=60.0)
     assert len(set(errors)) == 1
@@ -260,10 +246,10 @@ def test_ranks_that_load_different_snapshots_are_rejected(tmp_path: Path) -> Non
     urls = [saved(tmp_path / str(value), value=value) for value in (1.0, 2.0)]
 
     def body(collective: Collective) -> str:
-        with make(collective) as container:
+        with open_tables(TABLE, collective=collective, rendezvous=OWNERS) as container:
             zeros = np.zeros((1, 4), np.float32)
             container.storage("user").upsert(own_key(container), zeros)
-            error = error_of(lambda: container.load(urls[collective.rank == BROKEN]))
+            error = error_within(SOON, lambda: container.load(urls[collective.rank == BROKEN]))
             assert container.num_rows("user") == 1
             return str(error)
 
@@ -276,10 +262,10 @@ def test_ranks_that_load_different_tables_are_rejected(tmp_path: Path) -> None:
     url = saved(tmp_path, num_tables=2)
 
     def body(collective: Collective) -> str:
-        with make(collective) as container:
+        with open_tables(TABLE, collective=collective, rendezvous=OWNERS) as container:
             container.declare(TableConfig("user1", 4), StorageChoice("memory"))
             tables = ["user"] if collective.rank == BROKEN else ["user", "user1"]
-            return str(error_of(lambda: container.load(url, tables=tables)))
+            return str(error_within(SOON, lambda: container.load(url, tables=tables)))
 
     assert (
         'tables is ["user", "user1"] on rank 0 and ["user"] on rank 1'

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sparring import LocalGroup, StepContainer
-from sparring.contracts import Capabilities, TableConfig
+from sparring import StepContainer
+from sparring.contracts import Capabilities, Collective, TableConfig
 from sparring.contracts.storage.storage import interrupted_load
 from sparring.errors import SparringError
 from sparring.storage.convert import copy_embeddings
 from sparring.storage.load import begin_load
 from sparring.storage.memory import MemoryStorage
+from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 TABLE = TableConfig("item", 4)
@@ -46,10 +46,9 @@ class Place(MemoryStorage):
 def run(places: list[Place], plan: str, *, load: str = "", save: str = "") -> list[str]:
     """Gives each rank a location, in which it writes a row per key that it owns; returns the errors."""
     world_size = len(places)
-    group = LocalGroup(world_size, deadline_seconds=20)
 
-    def one(rank: int) -> str:
-        collective = group.join(rank)
+    def one(collective: Collective) -> str:
+        rank = collective.rank
         place = places[rank] = places[rank].reopened(plan)
         try:
             with StepContainer(
@@ -67,8 +66,7 @@ def run(places: list[Place], plan: str, *, load: str = "", save: str = "") -> li
             return str(error)
         return ""
 
-    with ThreadPoolExecutor(world_size) as threads:
-        return list(threads.map(one, range(world_size)))
+    return run_ranks(world_size, one)
 
 
 @pytest.mark.parametrize("keeps_notes", [True, False])

@@ -20,7 +20,6 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,13 +29,13 @@ from sparring.contracts.ranks.exchange_options import ExchangeOptions
 from sparring.contracts.ranks.rendezvous import Rendezvous
 from sparring.contracts.tables.initializers import Uniform
 from sparring.contracts.tables.table import TableConfig
-from sparring.engine.apply.gather import TableUpdate
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import PeerFailure
 from sparring.plugins.option_checks import validate_options
 from sparring.plugins.registry import make_plugin_manager
 from sparring.rendezvous.environment import EnvironmentOptions, EnvironmentRendezvous
+from sparring_testing.processes.table_steps import descend
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 __all__ = ["rows_after"]
@@ -66,7 +65,7 @@ class _Training:
 
     def step(self, number: int) -> None:
         random = np.random.default_rng((number, self._rank))
-        with self.container.step(_descend) as step:
+        with self.container.step(descend(0.25)) as step:
             for table in TABLES:
                 # From none at all to `NUM_IDS`.
                 ids = random.integers(0, NUM_KEYS, random.integers(0, NUM_IDS))
@@ -83,12 +82,6 @@ class _Training:
                 for key, row in zip(chunk.keys.tolist(), chunk.rows, strict=True)
             }
         return held
-
-
-def _descend(updates: Any) -> None:
-    each: TableUpdate
-    for each in updates:
-        each.rows[:, :DIM] -= 0.25 * each.gradients
 
 
 def rows_after(world_size: int, num_steps: set[int]) -> Mapping[int, list[Rows]]:

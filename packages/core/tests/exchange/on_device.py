@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from sparring.contracts.device.kernel_set import KernelSet
 from sparring.contracts.storage.results import Columns
 from sparring.contracts.storage.storage import Storage
@@ -25,6 +27,12 @@ class OnDevice:
 
     def push_all(self, requests: Sequence[PushRequest]) -> list[OwnedGradients]:
         return self._exchange.push_all(requests, kernels=self._kernels)
+
+
+def rows_for(table: TableConfig, keys: Any) -> Any:
+    """Returns rows ``(len(keys), width)`` that depend on the keys."""
+    numbers = np.random.default_rng(7).standard_normal((2000, table.width))
+    return numbers[np.asarray(keys) % 2000].astype(table.numpy_dtype)
 
 
 def wanted(

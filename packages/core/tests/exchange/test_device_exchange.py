@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -43,6 +42,9 @@ from .on_device import OnDevice, wanted
 
 pytest.importorskip("sparring_nccl", reason="sparring-nccl is not installed")
 from sparring_nccl.testing import FakeGpus, GpuArray, NcclCollective, open_fake_nccl
+from sparring_testing.processes.rank_threads import run_ranks
+
+from .on_device import rows_for
 
 _emulated = pytest.importorskip(
     "sparring_hkv._emulated",
@@ -109,43 +111,16 @@ ARRAYS = ArraySource(
 )
 
 
-@pytest.fixture
-def gpus() -> FakeGpus:
-    fake = open_fake_nccl()
-    fake.library.fake_reset()
-    return fake
-
-
 def device_kernels() -> KernelSet:
     return make_plugin_manager().kernels("emulated").factory(ARRAYS)
 
 
-def run_ranks(
-    way: str,
-    world_size: int,
-    body: Callable[[Collective], Any],
-    deadline_seconds: float = 20.0,
-) -> list[Any]:
-    group = LocalGroup(world_size, deadline_seconds=deadline_seconds)
-
-    def join(rank: int) -> Collective:
-        if way == NCCL:
-            fake = open_fake_nccl()
-            return EmulatedNccl(group.join(rank), fake.nccl, fake.cuda, device=rank)
-        kinds = {DIRECT: DirectCollective, STAGED: LocalCollective, SLOW: SlowCollective}
-        return kinds[way](group, rank)
-
-    def run(rank: int) -> Any:
-        with join(rank) as collective:
-            return body(collective)
-
-    with ThreadPoolExecutor(world_size) as threads:
-        return list(threads.map(run, range(world_size)))
-
-
-def rows_for(table: TableConfig, keys: Any) -> Any:
-    numbers = np.random.default_rng(7).standard_normal((2000, table.width))
-    return numbers[np.asarray(keys) % 2000].astype(table.numpy_dtype)
+def joining(way: str) -> Callable[[LocalGroup, int], Collective]:
+    """Returns a function that opens the collectives of one way to send messages."""
+    if way == NCCL:
+        fake = open_fake_nccl()
+        return lambda group, rank: EmulatedNccl(group.join(rank), fake.nccl, fake.cuda, device=rank)
+    return {DIRECT: DirectCollective, STAGED: LocalCollective, SLOW: SlowCollective}[way]
 
 
 def layout_of(table: str, world_size: int) -> ShardMap:
@@ -188,14 +163,14 @@ def keys_of(rank: int, world_size: int, place: int) -> Any:
 @pytest.mark.parametrize(
     ("world_size", "chunk_rows"),
     [
-        (1, 4096),
+        pytest.param(1, 4096, marks=pytest.mark.slow),
         (2, 4096),
-        (4, 16),
+        pytest.param(4, 16, marks=pytest.mark.slow),
         *(pytest.param(*each, marks=pytest.mark.long) for each in ((1, 16), (2, 16), (4, 4096))),
     ],
 )
 def test_pulled_rows_equal_the_host_ring(
-    gpus: FakeGpus, way: str, world_size: int, chunk_rows: int
+    fake_gpus: FakeGpus, way: str, world_size: int, chunk_rows: int
 ) -> None:
     shard_map = ShardMap.balanced(world_size)
     layouts = partial(layout_of, world_size=world_size)
@@ -231,8 +206,10 @@ def test_pulled_rows_equal_the_host_ring(
             ]
             return [(each.rows, each.found) for each in exchange.pull_all(requests)]
 
-    expected = run_ranks(STAGED, world_size, on_host)
-    for (found, sent), known in zip(run_ranks(way, world_size, on_device), expected, strict=True):
+    expected = run_ranks(world_size, on_host, 20.0, joining(STAGED))
+    for (found, sent), known in zip(
+        run_ranks(world_size, on_device, 20.0, joining(way)), expected, strict=True
+    ):
         assert (sent.rows > 0) == (world_size > 1)
         for (rows, flags), (known_rows, known_flags) in zip(found, known, strict=True):
             assert rows.tobytes() == known_rows.tobytes()
@@ -242,7 +219,7 @@ def test_pulled_rows_equal_the_host_ring(
 @WAYS
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_pushed_gradients_add_up_to_the_bits_of_the_host_ring(
-    gpus: FakeGpus, way: str, world_size: int
+    fake_gpus: FakeGpus, way: str, world_size: int
 ) -> None:
     shard_map = ShardMap.balanced(world_size)
     layouts = partial(layout_of, world_size=world_size)
@@ -284,15 +261,15 @@ def test_pushed_gradients_add_up_to_the_bits_of_the_host_ring(
             ]
         )
 
-    expected = run_ranks(STAGED, world_size, lambda each: both(each, on_host))
-    found = run_ranks(way, world_size, lambda each: both(each, on_device))
+    expected = run_ranks(world_size, lambda each: both(each, on_host), 20.0, joining(STAGED))
+    found = run_ranks(world_size, lambda each: both(each, on_device), 20.0, joining(way))
     for of_rank, known_of_rank in zip(found, expected, strict=True):
         for (keys, sums), (known_keys, known_sums) in zip(of_rank, known_of_rank, strict=True):
             np.testing.assert_array_equal(keys, known_keys)
             assert sums.tobytes() == known_sums.tobytes()
 
 
-def test_both_directions_of_a_turn_are_one_group_of_nccl(gpus: FakeGpus) -> None:
+def test_both_directions_of_a_turn_are_one_group_of_nccl(fake_gpus: FakeGpus) -> None:
     shard_map = ShardMap.balanced(2)
 
     def body(collective: Collective) -> None:
@@ -304,9 +281,9 @@ def test_both_directions_of_a_turn_are_one_group_of_nccl(gpus: FakeGpus) -> None
             device = OnDevice(exchange, device_kernels())
             device.pull_all([wanted(storages[0], ITEM, keys)])
 
-    run_ranks(NCCL, 2, body)
+    run_ranks(2, body, 20.0, joining(NCCL))
     for rank in range(2):
-        lines, other = gpus.log(rank), 1 - rank
+        lines, other = fake_gpus.log(rank), 1 - rank
         assert sorted(part.split(" ", 1)[1] for part in lines[0].split(", ")) == [
             f"from {other}",
             f"to {other}",
@@ -341,8 +318,8 @@ def test_empty_batches_are_accepted(world_size: int) -> None:
             )
             assert pushed[0].gradients.shape == (0, 6)
 
-    run_ranks(DIRECT, world_size, body)
-    run_ranks(STAGED, world_size, body)
+    run_ranks(world_size, body, 20.0, joining(DIRECT))
+    run_ranks(world_size, body, 20.0, joining(STAGED))
 
 
 def test_finds_overlap_with_the_previous_hop_and_a_trace_shows_both_lanes() -> None:
@@ -360,7 +337,7 @@ def test_finds_overlap_with_the_previous_hop_and_a_trace_shows_both_lanes() -> N
             device.push_all([PushRequest(ITEM, _gpu_array(keys), _gpu_array(gradients))])
         return trace
 
-    for trace in run_ranks(SLOW, 4, body):
+    for trace in run_ranks(4, body, 20.0, joining(SLOW)):
         on_lines = [span for span in trace.spans if span.line]
         assert {span.line for span in on_lines} == {
             "stream of emulated: find",
@@ -411,7 +388,7 @@ def test_a_silent_rank_fails_the_others_within_the_deadline(way: str) -> None:
             return seconds
 
         # Before the silent rank leaves, which would be a failure too.
-        assert max(run_ranks(way, 3, body, deadline_seconds=deadline)) < 2 * deadline
+        assert max(run_ranks(3, body, deadline, joining(way))) < 2 * deadline
 
     check_with_deadlines(check, (0.5, 4.0))
 
@@ -429,7 +406,7 @@ class _Failing:
 
 
 @WAYS
-def test_a_failing_storage_is_reported_on_all_ranks(gpus: FakeGpus, way: str) -> None:
+def test_a_failing_storage_is_reported_on_all_ranks(fake_gpus: FakeGpus, way: str) -> None:
     shard_map = ShardMap.balanced(3)
     have_raised = threading.Barrier(3)
 
@@ -446,14 +423,14 @@ def test_a_failing_storage_is_reported_on_all_ranks(gpus: FakeGpus, way: str) ->
             have_raised.wait(60)  # so that the end of a rank is not mistaken for the cause
         return str(caught.value)
 
-    found = run_ranks(way, 3, body)
+    found = run_ranks(3, body, 20.0, joining(way))
     assert found[1] == "the shard is elsewhere"
     for rank in (0, 2):
         assert "rank 1 could not read the requested rows" in found[rank]
 
 
 @WAYS
-def test_a_rank_that_loses_its_device_is_named_by_the_others(gpus: FakeGpus, way: str) -> None:
+def test_a_rank_that_loses_its_device_is_named_by_the_others(fake_gpus: FakeGpus, way: str) -> None:
     shard_map = ShardMap.balanced(3)
 
     def body(collective: Collective) -> Any:
@@ -471,7 +448,7 @@ def test_a_rank_that_loses_its_device_is_named_by_the_others(gpus: FakeGpus, way
                 device.push_all([request])
         return caught.value, time.monotonic() - begin
 
-    found = run_ranks(way, 3, body)
+    found = run_ranks(3, body, 20.0, joining(way))
     assert isinstance(found[2][0], DeviceError)
     for rank in (0, 1):
         error, seconds = found[rank]
@@ -500,7 +477,7 @@ def test_operations_that_a_device_does_not_support_are_rejected() -> None:
             with pytest.raises(InvalidArgumentError, match="cuda:0 cannot change streams"):
                 OnDevice(exchange, stuck)
 
-    run_ranks(DIRECT, 2, body)
+    run_ranks(2, body, 20.0, joining(DIRECT))
 
 
 def test_ranks_that_pull_on_the_device_and_on_the_host_reject_each_other() -> None:
@@ -518,4 +495,4 @@ def test_ranks_that_pull_on_the_device_and_on_the_host_reject_each_other() -> No
             with pytest.raises(InvalidArgumentError, match="on a device"):
                 pull()
 
-    run_ranks(STAGED, 2, body)
+    run_ranks(2, body, 20.0, joining(STAGED))

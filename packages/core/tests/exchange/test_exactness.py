@@ -54,7 +54,7 @@ def test_a_function_over_rows_counts_steps_equally_on_all_ranks(world_size: int)
     ("world_size", "is_fused"),
     [
         pytest.param(2, True, id="fused-2"),
-        pytest.param(4, False, id="function-4"),
+        pytest.param(4, False, id="function-4", marks=pytest.mark.slow),
         pytest.param(2, False, id="function-2", marks=pytest.mark.long),
         pytest.param(4, True, id="fused-4", marks=pytest.mark.long),
     ],
@@ -63,7 +63,9 @@ def test_sums_over_ranks_are_also_exact(world_size: int, is_fused: bool) -> None
     check_ranks(Scenario(world_size, "sgd", is_fused, Reduction.SUM, num_steps=15))
 
 
-@pytest.mark.parametrize("chunk_rows", [1, 3, None])
+@pytest.mark.parametrize(
+    "chunk_rows", [*(pytest.param(each, marks=pytest.mark.slow) for each in (1, None)), 3]
+)
 def test_chunks_do_not_change_the_trained_rows(chunk_rows: int | None) -> None:
     exchange = ExchangeOptions(chunk_rows, chunks_in_flight=2)
     check_ranks(Scenario(3, "adagrad", num_steps=12, exchange=exchange))

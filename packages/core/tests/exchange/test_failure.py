@@ -37,6 +37,7 @@ from sparring.kernels.functions import partition
 from sparring.runtime.events import BackgroundError
 from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.table_steps import descend, open_tables, read_rows
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 from .late_transport import LateGroup
@@ -48,36 +49,16 @@ LEVELS = [ExchangeOptions(chunk_rows=8, two_levels=False), ExchangeOptions(two_l
 
 
 def container_of(
-    collective: Collective,
-    table: TableConfig = TABLE,
-    storage: StorageChoice | None = None,
-    **options: Any,
+    collective: Collective, table: TableConfig = TABLE, **options: Any
 ) -> StepContainer:
-    made = StepContainer(
-        collective=collective, rendezvous=ThreadRendezvous(collective.world_size), **options
-    )
-    made.declare(table, storage or StorageChoice("memory"))
-    return made
-
-
-def descend(updates: Any) -> None:
-    for each in updates:
-        each.rows[:, :4] -= 0.25 * each.gradients
+    rendezvous = ThreadRendezvous(collective.world_size)
+    return open_tables(table, collective=collective, rendezvous=rendezvous, **options)
 
 
 def step(made: StepContainer, keys: Any, gradient: float = 1.0) -> None:
-    with made.step(descend) as one:
+    with made.step(descend(0.25)) as one:
         found = one.lookup("item", keys)
         one.accumulate(found, np.full((len(found.keys), 4), gradient, np.float32))
-
-
-def held(made: StepContainer, name: str = "item") -> dict[int, bytes]:
-    rows = {}
-    for chunk in made.storage(name).scan():
-        rows.update(
-            {int(key): row.tobytes() for key, row in zip(chunk.keys, chunk.rows, strict=True)}
-        )
-    return rows
 
 
 def error_of(call: Callable[[], Any]) -> SparringError:
@@ -327,17 +308,17 @@ def test_a_full_storage_on_one_rank_stops_the_step_on_all_and_training_continues
             if is_fused:
                 made.apply_methods({"item": MethodChoice(method, hyper, applied + 1)})
             else:
-                made.apply(descend)
+                made.apply(descend(0.25))
             applied += 1
 
         train(np.arange(10))
-        before = held(made)
+        before = read_rows(made, "item")
         error = error_of(lambda: train(np.arange(200)))
         assert isinstance(error, CapacityError)
-        assert held(made) == before
+        assert read_rows(made, "item") == before
         assert made.counters.steps == 1
         train(np.arange(10))
-        assert held(made) != before
+        assert read_rows(made, "item") != before
         return str(error)
 
     messages = run_ranks(3, body)
@@ -351,7 +332,7 @@ def test_a_background_failure_on_one_rank_stops_the_step_on_all() -> None:
     def body(collective: Collective) -> str:
         made = container_of(collective)
         step(made, np.arange(5))
-        before = held(made)
+        before = read_rows(made, "item")
         if collective.rank == 0:
 
             def fail() -> None:
@@ -361,7 +342,7 @@ def test_a_background_failure_on_one_rank_stops_the_step_on_all() -> None:
             made.events.drain(5.0)
         error = error_of(lambda: step(made, np.arange(5)))
         assert isinstance(error, BackgroundError)
-        assert held(made) == before
+        assert read_rows(made, "item") == before
         step(made, np.arange(5))
         assert made.counters.steps == 2
         made.close()
@@ -409,7 +390,7 @@ def test_a_storage_that_fails_before_the_update_stops_the_step_on_all(
         collective.hosts = [[0, 1], [2]]
         made = container_of(collective, exchange=exchange)
         step(made, np.arange(100))
-        before = held(made)
+        before = read_rows(made, "item")
         storage = made.storage("item")
         find = storage._find_impl
 
@@ -420,10 +401,10 @@ def test_a_storage_that_fails_before_the_update_stops_the_step_on_all(
         made.resources.accumulate(found.shadow_id or 0, np.ones((100, 4), np.float32))
         if collective.rank == 2:
             storage._find_impl = fail  # type: ignore[method-assign]
-        error = error_of(lambda: made.apply(descend))
+        error = error_of(lambda: made.apply(descend(0.25)))
         assert isinstance(error, StorageIOError)
         storage._find_impl = find  # type: ignore[method-assign]
-        assert held(made) == before
+        assert read_rows(made, "item") == before
         step(made, np.arange(100))
         assert made.counters.steps == 2
         return str(error)
@@ -441,10 +422,10 @@ STEPS = 4
 
 def trained(made: StepContainer, rank: int) -> list[dict[int, bytes]]:
     """Rows of the shard before and after each step."""
-    history = [held(made)]
+    history = [read_rows(made, "item")]
     for number in range(STEPS):
         step(made, np.random.default_rng((number, rank)).integers(0, 60, 25))
-        history.append(held(made))
+        history.append(read_rows(made, "item"))
     return history
 
 
@@ -482,7 +463,7 @@ def test_a_rank_that_dies_anywhere_leaves_no_half_applied_step() -> None:
             assert isinstance(error, PeerFailure)
             assert error.rank == 1, str(error)
             assert error.step == error.steps_applied == made.counters.steps
-            assert held(made) == histories[collective.rank][error.steps_applied]
+            assert read_rows(made, "item") == histories[collective.rank][error.steps_applied]
 
         run_ranks(3, body, LONG)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sparring.collective.local import LocalCollective, LocalGroup
+from sparring.collective.local import LocalCollective
 from sparring.contracts.ranks.collective import Collective, Work
 from sparring.contracts.ranks.exchange_options import ExchangeOptions
 from sparring.contracts.ranks.shard_map import ShardMap
@@ -22,9 +20,10 @@ from sparring.exchange.messages import PullRequest, PushRequest
 from sparring.exchange.ring import RingExchange
 from sparring.kernels import functions as kernels
 from sparring.storage.open import open_storage
+from sparring_testing.processes.rank_threads import run_ranks
 
 from ..runtime.late_device import LateDevice, LateKernels
-from .on_device import OnDevice, wanted
+from .on_device import OnDevice, rows_for, wanted
 
 TABLES = (TableConfig("item", 6, "float32"), TableConfig("user", 2, "float64"))
 OPTIONS = ExchangeOptions(chunk_rows=64, chunks_in_flight=2)
@@ -38,18 +37,6 @@ class DirectCollective(LocalCollective):
     def _receive_impl(self, buffer: Any, source: int, tag: int) -> Work:
         # Code that fills it does so at once, and on no stream.
         return super()._receive_impl(buffer.view(np.ndarray), source, tag)
-
-
-def run_ranks(world_size: int, is_direct: bool, body: Callable[[Collective], Any]) -> list[Any]:
-    group = LocalGroup(world_size, deadline_seconds=30.0)
-    kind = DirectCollective if is_direct else LocalCollective
-    with ThreadPoolExecutor(world_size) as threads:
-        return list(threads.map(lambda rank: body(kind(group, rank)), range(world_size)))
-
-
-def rows_for(table: TableConfig, keys: Any) -> Any:
-    numbers = np.random.default_rng(3).standard_normal((1000, table.width))
-    return numbers[np.asarray(keys) % 1000].astype(table.numpy_dtype)
 
 
 def shards(rank: int, shard_map: ShardMap) -> list[Storage]:
@@ -148,9 +135,11 @@ def test_streams_are_ordered_by_events(world_size: int, is_direct: bool) -> None
         return copies, sums
 
     begin = time.monotonic()
-    found = run_ranks(world_size, is_direct, on_device)
+    found = run_ranks(
+        world_size, on_device, 30.0, DirectCollective if is_direct else LocalCollective
+    )
     assert time.monotonic() - begin < 25.0
-    expected = run_ranks(world_size, False, on_host)
+    expected = run_ranks(world_size, on_host)
     for of_rank, known_of_rank in zip(found, expected, strict=True):
         for (rows, flags), (known_rows, known_flags) in zip(
             of_rank[0], known_of_rank[0], strict=True

@@ -22,7 +22,8 @@ from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 from .exchange_scenario import Scenario, Shard, check, train
 
-pytestmark = pytest.mark.alone
+# Starting ranks takes seconds, and test_killed_ranks compares rows of processes and of threads, too.
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 LARGEST_WORLD = int(os.environ.get("SPARRING_LARGEST_WORLD", "3"))
 WORLD_SIZES = [size for size in (2, 3, 4, 8) if size <= LARGEST_WORLD]

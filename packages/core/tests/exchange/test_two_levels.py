@@ -22,10 +22,11 @@ from sparring.exchange.messenger import ExchangeCounters, MessageKind, Messenger
 from sparring.exchange.two_levels import TwoLevels, choose_levels, compute_max_part_bytes
 from sparring_testing.processes.deadlines import check_with_deadlines
 from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.table_steps import descend, read_rows
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 from .exchange_scenario import Scenario, Shard, train
-from .test_failure import LONG, SOON, TABLE, container_of, descend, error_of, held, step
+from .test_failure import LONG, SOON, TABLE, container_of, error_of, step
 
 Hosts = list[list[int]]
 
@@ -44,13 +45,22 @@ def two_levels(**options: Any) -> ExchangeOptions:
     return ExchangeOptions(two_levels=True, **options)
 
 
-@pytest.mark.parametrize("hosts", [EVEN, UNEVEN, MANY], ids=["even", "uneven", "many"])
-@pytest.mark.parametrize("chunk_rows", [3, None], ids=["long and short", "short"])
+@pytest.mark.parametrize(
+    ("hosts", "chunk_rows"),
+    [
+        pytest.param(EVEN, None, id="even-short"),
+        pytest.param(UNEVEN, 3, id="uneven-long and short"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((EVEN, 3), (UNEVEN, None), (MANY, 3), (MANY, None))
+        ),
+    ],
+)
 def test_bits_equal_those_of_the_ring(hosts: Hosts, chunk_rows: int | None) -> None:
     def rows(is_chosen: bool) -> list[dict[str, Shard]]:
         exchange = ExchangeOptions(chunk_rows, two_levels=is_chosen)
         world_size = sum(map(len, hosts))
-        scenario = Scenario(world_size, "adam", num_steps=12, exchange=exchange)
+        scenario = Scenario(world_size, "adam", num_steps=8, exchange=exchange)
 
         def body(collective: Collective) -> dict[str, Shard]:
             return train(scenario, collective, ThreadRendezvous(world_size))
@@ -70,7 +80,7 @@ def test_bits_equal_those_of_the_ring(hosts: Hosts, chunk_rows: int | None) -> N
         # Three times the header of a leader and those of its host; keys, rows and gradients.
         (None, 1, 9),
         # Also the counts for which the three headers have no room.
-        (None, 60, 12),
+        pytest.param(None, 60, 12, marks=pytest.mark.slow),
         # Streams that are longer than a chunk use the ring.
         (4, 1, None),
     ],
@@ -96,7 +106,7 @@ def test_hosts_exchange_one_message_per_kind_and_direction(
 
     def body(collective: Collective) -> None:
         def step_all() -> None:
-            with made.step(descend) as one:
+            with made.step(descend(0.25)) as one:
                 found = made.lookup_all([(name, np.arange(300)) for name in names])
                 for each in found:
                     one.accumulate(each, np.ones((300, 4), np.float32))
@@ -172,13 +182,13 @@ def test_a_rejected_step_changes_no_row_and_training_continues() -> None:
     def body(collective: Collective) -> None:
         with container_of(collective, exchange=two_levels()) as made:
             step(made, np.arange(20))
-            before = held(made)
+            before = read_rows(made, "item")
             gradient = np.nan if collective.rank == 3 else 1.0
             error = error_of(lambda: step(made, np.arange(20), gradient))
             assert isinstance(error, NonFiniteGradientError)
-            assert held(made) == before
+            assert read_rows(made, "item") == before
             step(made, np.arange(20))
-            assert held(made) != before
+            assert read_rows(made, "item") != before
 
     run_on_hosts(EVEN, body)
 

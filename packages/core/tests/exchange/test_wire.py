@@ -25,6 +25,7 @@ from sparring.exchange.ring import RingExchange
 from sparring.kernels import functions as kernels
 from sparring.storage.open import open_storage
 from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.table_steps import descend
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 RANDOM = np.random.default_rng(5)
@@ -193,7 +194,7 @@ def test_non_finite_gradients_are_seen_before_they_are_rounded(
             gradient[5, 1], gradient[20, 2] = np.nan, -np.inf
         made.resources.accumulate(found.shadow_id or 0, gradient)
         try:
-            made.apply(_descend)
+            made.apply(descend(1.0))
         except NonFiniteGradientError as error:
             assert policy == "raise"
             assert made.num_rows("item") == 0
@@ -213,11 +214,6 @@ def test_non_finite_gradients_are_seen_before_they_are_rounded(
         assert results == [0, 2]
     else:
         assert all("key 5" in each for each in results)
-
-
-def _descend(updates: Any) -> None:
-    for each in updates:
-        each.rows[...] -= each.gradients
 
 
 # -- how many bytes --------------------------------------------------------------
@@ -252,17 +248,13 @@ TABLES = (
 )
 
 
-def piece_bytes(count: int, each: int) -> int:
-    return (count * each + 7) // 8 * 8
-
-
 def stream_bytes(counts: np.ndarray, each: list[int], chunk_rows: int) -> int:
     """The formula of docs/explanation/ring-exchange.md, computed by counting single rows."""
     tables = np.repeat(np.arange(len(each)), counts)
     total = 0
     for begin in range(0, len(tables), chunk_rows):
         pieces = np.bincount(tables[begin : begin + chunk_rows], minlength=len(each))
-        total += sum(piece_bytes(int(n), size) for n, size in zip(pieces, each, strict=True))
+        total += sum((int(n) * size + 7) // 8 * 8 for n, size in zip(pieces, each, strict=True))
     return total
 
 
@@ -357,7 +349,7 @@ def test_counts_of_more_tables_than_fit_in_a_header_arrive() -> None:
     tables = [TableConfig(f"table{number}", 2) for number in range(70)]
 
     def body(collective: Collective) -> None:
-        exchange = RingExchange(collective, ShardMap.balanced(3), ExchangeOptions(chunk_rows=16))
+        exchange = RingExchange(collective, ShardMap.balanced(2), ExchangeOptions(chunk_rows=64))
         requests = []
         for number, table in enumerate(tables):
             storage = open_storage("memory", table)
@@ -369,4 +361,4 @@ def test_counts_of_more_tables_than_fit_in_a_header_arrive() -> None:
             assert pulled.found.all()
             np.testing.assert_array_equal(pulled.rows[:, 0], request.keys)
 
-    run_ranks(3, body)
+    run_ranks(2, body)

@@ -12,6 +12,8 @@ from sparring.errors import InvalidArgumentError
 from sparring.kernels import functions as kernels
 from sparring.kernels.bloom import BloomFilter, GrowingBloomFilter
 
+from .test_initializers import mix64
+
 KEYS = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 400_000, np.int64)
 MEMBERS, OTHERS = KEYS[:100_000], KEYS[100_000:]
 EXTREMES = np.array([0, -1, 1, 2**63 - 1, -(2**63)], np.int64)
@@ -82,8 +84,8 @@ def test_bytes_are_laid_out_as_documented() -> None:
     table = np.frombuffer(saved[64:-8], np.uint64).reshape(blocks, 8)
     expected = np.zeros_like(table)
     for key in (42, -1):
-        first = _mix64((key % 2**64) ^ 7)
-        places = _mix64((first + 0x9E3779B97F4A7C15) % 2**64)
+        first = mix64((key % 2**64) ^ 7)
+        places = mix64((first + 0x9E3779B97F4A7C15) % 2**64)
         for word in range(8):
             bit = np.uint64(1 << (places >> 6 * word & 63))
             expected[first * blocks >> 64, word] |= bit
@@ -129,10 +131,3 @@ def test_growing_filter_keeps_its_rate_beyond_its_planned_keys() -> None:
     assert growing.memory_bytes == memory_bytes, "known keys used space"
     growing.clear()
     assert not growing.contains(MEMBERS).any()
-
-
-def _mix64(bits: int) -> int:
-    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-        bits ^= bits >> 33
-        bits = bits * factor % 2**64
-    return bits ^ bits >> 33

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -14,6 +12,8 @@ from sparring import _native
 from sparring.errors import InvalidArgumentError
 from sparring.kernels import functions as kernels
 
+from .test_initializers import mix64
+
 INT64 = np.iinfo(np.int64)
 EXTREMES = [0, -1, -2, -3, 1, INT64.min, INT64.max]
 
@@ -23,14 +23,6 @@ id_lists = st.lists(
         st.integers(0, 20), st.sampled_from(EXTREMES), st.integers(int(INT64.min), int(INT64.max))
     )
 )
-
-
-@pytest.fixture(params=[1, 2, 4], ids="{} threads".format)
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = _native.pool_num_threads()
-    _native.pool_configure(request.param)
-    yield
-    _native.pool_configure(before)
 
 
 def expected_dedup(ids: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
@@ -48,7 +40,7 @@ def test_dedup_gives_keys_in_order_of_first_occurrence(ids: list[int]) -> None:
     assert result.keys.dtype == result.inverse.dtype == np.int64
 
 
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("pool_threads")
 @pytest.mark.parametrize("num_ids", [1, 1_000, 40_000, 600_000])
 @pytest.mark.parametrize("num_distinct", [1, 300, 10**9])
 def test_dedup_of_large_batches_is_the_same_for_any_thread_count(
@@ -94,17 +86,11 @@ def test_dedup_rejects_invalid_ids(ids: npt.ArrayLike, words: str) -> None:
         kernels.dedup(ids)
 
 
-def mix64(bits: int) -> int:
-    mask = 2**64 - 1
-    bits &= mask
-    bits = (bits ^ (bits >> 33)) * 0xFF51AFD7ED558CCD & mask
-    bits = (bits ^ (bits >> 33)) * 0xC4CEB9FE1A85EC53 & mask
-    return bits ^ (bits >> 33)
-
-
 @given(id_lists)
 def test_partition_is_the_top_bits_of_mix64(keys: list[int]) -> None:
-    assert kernels.partition(np.array(keys, np.int64)).tolist() == [mix64(k) >> 52 for k in keys]
+    assert kernels.partition(np.array(keys, np.int64)).tolist() == [
+        mix64(k % 2**64) >> 52 for k in keys
+    ]
 
 
 def test_partition_never_drifts() -> None:
@@ -135,7 +121,7 @@ def test_route_groups_keys_by_owner_and_keeps_their_order(
     assert result.offsets[0] == 0
 
 
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("pool_threads")
 def test_route_of_many_keys_is_the_same_for_any_thread_count() -> None:
     keys = np.random.default_rng(0).integers(INT64.min, INT64.max, 200_000)
     owners = np.arange(4096, dtype=np.int32) % 7

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,19 +10,18 @@ import pytest
 from sparring import _native
 from sparring.errors import InvalidArgumentError
 from sparring.kernels import functions as kernels
+from sparring_testing.processes.child_processes import run_script
 
 LEVELS = _native.simd_levels()
+PROGRAM = """
+    from sparring.kernels import functions as kernels
+
+    kernels.is_finite([1.0])
+    print(kernels.simd_level())
+"""
 
 
-@pytest.fixture(params=LEVELS)
-def _level(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = kernels.simd_level()
-    kernels.set_simd_level(request.param)
-    yield
-    kernels.set_simd_level(before)
-
-
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("simd_level")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_one_value_that_is_not_finite_is_found_at_any_position(dtype: Any) -> None:
     finfo = np.finfo(dtype)
@@ -45,7 +40,7 @@ def test_one_value_that_is_not_finite_is_found_at_any_position(dtype: Any) -> No
     assert kernels.is_finite(np.zeros((30, 40), dtype)[:, ::2])
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("simd_level")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("shape", [(0, 3), (1, 1), (50, 1), (50, 33), (20_000, 64)])
 def test_finite_rows_names_the_rows(shape: tuple[int, int], dtype: Any) -> None:
@@ -73,7 +68,7 @@ def test_a_large_array_is_searched_to_its_end_by_any_number_of_threads() -> None
         _native.pool_configure(before)
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("simd_level")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("size", [1, 7, 64, 5_000])
 def test_values_may_be_at_any_memory_address(dtype: Any, size: int) -> None:
@@ -102,27 +97,13 @@ def test_only_floats_can_be_finite() -> None:
         kernels.finite_rows(np.zeros(3))
 
 
-def level_in_new_process(level: str) -> subprocess.CompletedProcess[str]:
-    code = (
-        "from sparring.kernels import functions as kernels; kernels.is_finite([1.0]); "
-        "print(kernels.simd_level())"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "SPARRING_SIMD": level},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_environment_chooses_the_level(level: str) -> None:
-    assert level_in_new_process(level).stdout.split() == [level]
+    assert run_script(PROGRAM, SPARRING_SIMD=level).stdout.split() == [level]
 
 
 def test_the_fastest_level_is_the_default() -> None:
-    assert level_in_new_process("").stdout.split() == [LEVELS[-1]]
+    assert run_script(PROGRAM, SPARRING_SIMD="").stdout.split() == [LEVELS[-1]]
 
 
 def test_an_unknown_level_is_rejected_and_changes_nothing() -> None:
@@ -130,6 +111,6 @@ def test_an_unknown_level_is_rejected_and_changes_nothing() -> None:
     with pytest.raises(InvalidArgumentError, match=f"'sse9'.*{', '.join(LEVELS)}"):
         kernels.set_simd_level("sse9")
     assert kernels.simd_level() == before
-    result = level_in_new_process("sse9")
+    result = run_script(PROGRAM, SPARRING_SIMD="sse9")
     assert result.returncode != 0
     assert "InvalidArgumentError: environment variable SPARRING_SIMD" in result.stderr

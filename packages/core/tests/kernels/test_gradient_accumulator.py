@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,6 @@ from sparring._native import GradientAccumulator
 from sparring.errors import InvalidArgumentError
 
 INT64 = np.iinfo(np.int64)
-
-
-@pytest.fixture(params=[1, 4], ids="{} threads".format)
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = _native.pool_num_threads()
-    _native.pool_configure(request.param)
-    yield
-    _native.pool_configure(before)
 
 
 some_keys = st.lists(
@@ -54,7 +45,7 @@ def test_gradients_add_up_by_key_in_the_order_of_batches(
         assert np.array_equal(sums[i], gradient)
 
 
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("pool_threads")
 @pytest.mark.parametrize("level", _native.simd_levels())
 def test_large_batches_have_the_same_bits_for_any_thread_count(level: str) -> None:
     before = _native.simd_level()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
 from statistics import NormalDist
@@ -35,14 +34,6 @@ INT64 = np.iinfo(np.int64)
 DTYPES = ["float32", "float64", "float16", "bfloat16"]
 EXTREMES = [0, -1, -2, -3, 1, INT64.min, INT64.max]
 RANDOM = [Uniform(-0.5, 0.25), Xavier(), Normal(0.5, 2.0), TruncatedNormal(-1.0, 0.1)]
-
-
-@pytest.fixture(params=_native.simd_levels())
-def _level(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = kernels.simd_level()
-    kernels.set_simd_level(request.param)
-    yield
-    kernels.set_simd_level(before)
 
 
 # ---- a second implementation of include/sparring/initial_value.h in plain Python, whose floats are
@@ -190,7 +181,7 @@ def test_the_reference_generator_is_philox(counter: list[int], key: list[int], w
     assert [f"{word:08x}" for word in philox4x32_10(counter, key)] == words.split()
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("simd_level")
 @settings(deadline=None, max_examples=40)
 @given(
     st.sampled_from(RANDOM),
@@ -236,7 +227,7 @@ GOLDEN = {
 }
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("simd_level")
 @pytest.mark.parametrize(("kind", "dtype", "key"), GOLDEN)
 def test_the_format_never_drifts(kind: str, dtype: str, key: int) -> None:
     # Frozen, because snapshots and other machines depend on these bits. Never update them.
@@ -251,7 +242,7 @@ def test_the_format_hashes_table_names_by_their_utf8_bytes() -> None:
         assert _native.table_hash(name) == fnv1a64(name)
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("simd_level")
 def test_normal_deviates_are_accurate_out_to_the_tails() -> None:
     # The most extreme of two million words, and a sample of the rest.
     keys = np.arange(500_000)
@@ -316,7 +307,7 @@ def test_consecutive_keys_seeds_and_tables_are_not_correlated() -> None:
     assert np.abs(correlations).max() < 5 / math.sqrt(count)
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("simd_level")
 @pytest.mark.parametrize("initializer", [Constant(0.1), Zeros(), *RANDOM])
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_order_batch_and_threads_do_not_matter(initializer: Initializer, threads: int) -> None:
@@ -335,7 +326,7 @@ def test_order_batch_and_threads_do_not_matter(initializer: Initializer, threads
         assert np.array_equal(kernels.initial_rows(keys[i : i + 1], table)[0], whole[i])
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("simd_level")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [1, 3, 4, 5, 8, 21, 64])
 def test_only_missing_rows_are_written(dim: int, dtype: str) -> None:
@@ -380,7 +371,7 @@ def test_uniform_of_16_bits_stays_inside_its_open_interval(
     assert low < values.min() < values.max() < high
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("simd_level")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_doubles_are_rounded_to_16_bits_once(dtype: str) -> None:
     # Halfway between two numbers, next to it by less than float32 can represent, and tiny numbers.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -26,12 +25,7 @@ LARGEST = 127 * 448.0
 Floats = npt.NDArray[np.float32]
 
 
-@pytest.fixture(params=_native.simd_levels(), autouse=True)
-def _level(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = kernels.simd_level()
-    kernels.set_simd_level(request.param)
-    yield
-    kernels.set_simd_level(before)
+pytestmark = pytest.mark.usefixtures("simd_level")
 
 
 def values_of(dim: int, count: int = 60) -> Floats:
@@ -49,10 +43,6 @@ def values_of(dim: int, count: int = 60) -> Floats:
 
 def rounding_of(count: int) -> Rounding:
     return Rounding(np.arange(count) * 2**40 - 7, seed=3, step=5)
-
-
-def columns_of(random: npt.NDArray[np.uint16], first: int, count: int) -> npt.NDArray[np.int64]:
-    return random[:, first : first + count].astype(np.int64)
 
 
 def expected_embeddings(values: Floats, random: npt.NDArray[np.int64] | None) -> bytes:
@@ -143,7 +133,9 @@ def test_state_has_the_bits_that_the_format_defines(dim: int) -> None:
         for number, vector in enumerate((first, second), start=1):
             begin = number * (dim + 2)
             found = rows[:, begin : begin + dim + 2].tobytes()
-            drawn = columns_of(random, number * padded, dim) if is_random else None
+            place = number * padded
+            columns = random[:, place : place + dim].astype(np.int64)
+            drawn = columns if is_random else None
             assert found == expected_state(vector, drawn)
         halves = np.zeros(numbers.shape, ml_dtypes.bfloat16)
         kernels.encode(numbers, halves)

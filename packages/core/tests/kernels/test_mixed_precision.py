@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -20,14 +19,6 @@ from .test_initializers import MASK32, mix64
 
 HALVES = ["float16", "bfloat16"]
 DIMS = [1, 3, 4, 7, 8, 9, 15, 16, 31, 33, 64, 100]
-
-
-@pytest.fixture(params=_native.simd_levels())
-def _level(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = kernels.simd_level()
-    kernels.set_simd_level(request.param)
-    yield
-    kernels.set_simd_level(before)
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -73,7 +64,7 @@ def awkward(name: str) -> npt.NDArray[Any]:
     return np.concatenate([exact, up, down, special])
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("simd_level")
 @pytest.mark.parametrize("name", HALVES)
 @pytest.mark.parametrize("dim", DIMS)
 def test_every_number_is_read_exactly(name: str, dim: int) -> None:
@@ -84,7 +75,7 @@ def test_every_number_is_read_exactly(name: str, dim: int) -> None:
     assert_same(kernels.decode(numbers), expected)
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("simd_level")
 @pytest.mark.parametrize("name", HALVES)
 def test_decoded_numbers_round_to_themselves(name: str) -> None:
     numbers = every_number(name).reshape(-1, 64)
@@ -94,7 +85,7 @@ def test_decoded_numbers_round_to_themselves(name: str) -> None:
     assert_same(encoded(values, name, rounding), numbers)
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("simd_level")
 @pytest.mark.parametrize("name", HALVES)
 @pytest.mark.parametrize("dim", DIMS)
 def test_rounding_to_nearest_agrees_with_numpy(name: str, dim: int) -> None:
@@ -148,7 +139,7 @@ def expected_rounding(values: npt.NDArray[Any], name: str, rounding: Rounding) -
     return np.copysign(result, values).astype(np.float32).astype(dtype)
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("simd_level")
 @pytest.mark.parametrize("name", HALVES)
 @pytest.mark.parametrize("dim", DIMS)
 def test_stochastic_rounding_has_the_bits_that_the_format_defines(name: str, dim: int) -> None:
@@ -170,7 +161,7 @@ GOLDEN = {
 }
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("simd_level")
 @pytest.mark.parametrize("name", HALVES)
 def test_the_format_never_drifts(name: str) -> None:
     # Frozen, because a run that resumes on another machine depends on these bits. Never update them.
@@ -218,7 +209,7 @@ def test_random_bits_differ_by_key_step_seed_and_column(name: str) -> None:
     assert np.abs(correlations).max() < 5.5 / np.sqrt(len(keys))
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("simd_level")
 @pytest.mark.parametrize("name", HALVES)
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_order_batch_and_threads_do_not_matter(name: str, threads: int) -> None:
@@ -239,7 +230,7 @@ def test_order_batch_and_threads_do_not_matter(name: str, threads: int) -> None:
         assert np.array_equal(one[0], whole[i])
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("simd_level")
 @pytest.mark.parametrize("name", HALVES)
 def test_embeddings_are_read_and_written_in_place_in_rows(name: str) -> None:
     table = TableConfig("t", 13, name, state_width=3)

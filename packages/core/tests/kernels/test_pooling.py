@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,22 +19,10 @@ from sparring.kernels import functions as kernels
 DTYPES = [np.float32, np.float64]
 # Dims around every vector length, and some common ones.
 DIMS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 33, 64, 100, 128, 200]
-
-
-@pytest.fixture(autouse=True, params=_native.simd_levels())
-def _level(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = kernels.simd_level()
-    kernels.set_simd_level(request.param)
-    yield
-    kernels.set_simd_level(before)
-
-
-@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.long), 3], ids="{} threads".format)
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = _native.pool_num_threads()
-    _native.pool_configure(request.param)
-    yield
-    _native.pool_configure(before)
+SOME_DIMS = pytest.mark.parametrize(
+    "dim",
+    [pytest.param(dim, marks=[] if dim in {1, 4, 7, 33} else pytest.mark.slow) for dim in DIMS],
+)
 
 
 @dataclass
@@ -54,6 +42,9 @@ class Batch:
         """The factor of each occurrence in a mean."""
         lengths = np.diff(self.offsets)[self.bags]
         return (1 / lengths.astype(self.rows.dtype)).astype(self.rows.dtype)
+
+
+pytestmark = pytest.mark.usefixtures("simd_level")
 
 
 def make_batch(
@@ -177,7 +168,7 @@ def test_gradients_agree_with_finite_differences(mode: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", DIMS)
+@SOME_DIMS
 def test_gather_copies_rows(dim: int, dtype: Any) -> None:
     batch = make_batch([50], 7, dim, dtype)
     expected = batch.rows[batch.inverse]
@@ -188,7 +179,7 @@ def test_gather_copies_rows(dim: int, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", DIMS)
+@SOME_DIMS
 def test_segment_sum_has_the_bits_of_sums_taken_in_order(dim: int, dtype: Any) -> None:
     rng = np.random.default_rng(dim)
     values = rng.standard_normal((300, dim)).astype(dtype)
@@ -198,7 +189,7 @@ def test_segment_sum_has_the_bits_of_sums_taken_in_order(dim: int, dtype: Any) -
     assert not out[1::2].any()
 
 
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("pool_threads")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_rows", "dim"), [(3, 70), (5_000, 16), (20_000, 3)])
 def test_large_batches_have_the_same_bits_for_any_thread_count(
@@ -220,7 +211,7 @@ def test_large_batches_have_the_same_bits_for_any_thread_count(
     assert np.array_equal(out, ordered_sum(gathered, batch.inverse, num_rows))
 
 
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("pool_threads")
 def test_weight_gradient_has_the_same_bits_at_every_level_and_thread_count() -> None:
     batch = make_batch([3] * 20_000, 5_000, 37, np.float32)
     out = _native.pool_weight_gradient(batch.gradient, batch.rows, batch.inverse, batch.offsets)

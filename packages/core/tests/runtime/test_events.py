@@ -6,9 +6,6 @@ import asyncio
 import functools
 import gc
 import os
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 import weakref
@@ -18,6 +15,7 @@ import pytest
 
 from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError
 from sparring.runtime.events import BackgroundError, EventLoop
+from sparring_testing.processes.child_processes import run_script
 
 WAIT = 60.0  # seconds after which a hanging test fails
 
@@ -31,16 +29,6 @@ def loop() -> Iterator[EventLoop]:
 
 def fail() -> None:
     raise OSError("disk full")
-
-
-def run_script(source: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source)],
-        capture_output=True,
-        text=True,
-        timeout=WAIT,
-        check=False,
-    )
 
 
 def threads_of_loops() -> set[threading.Thread]:

@@ -8,17 +8,17 @@ import gc
 import os
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from sparring import _native
 from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError
 from sparring.runtime import pool as execution
+from sparring_testing.processes.child_processes import run_fork, run_script
 
 WAIT = 60.0  # seconds after which a hanging test fails
 
@@ -28,36 +28,6 @@ def two_threads() -> Iterator[None]:
     execution.configure_pool(2)
     yield
     execution.configure_pool(None)
-
-
-def exit_status_of_child(child: Callable[[], bool]) -> int:
-    """Runs `child` in a fork of this process; returns 0 if it returned True."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            status = 0 if child() else 2
-        finally:
-            os._exit(status)
-    deadline = time.monotonic() + WAIT
-    while time.monotonic() < deadline:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
-    pytest.fail("the forked child hangs")
-
-
-def run_script(source: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source)],
-        capture_output=True,
-        text=True,
-        timeout=WAIT,
-        check=False,
-    )
 
 
 def loops_over_all(num_threads: int) -> bool:
@@ -282,10 +252,11 @@ def test_forked_child_of_an_idle_pool_loops_and_calls(two_threads: None) -> None
     assert loops_over_all(2)
     execution.submit(pow, 2, 2).result(WAIT)
 
-    def child() -> bool:
-        return loops_over_all(2) and execution.submit(pow, 2, 3).result(WAIT) == 8
+    def child() -> None:
+        assert loops_over_all(2)
+        assert execution.submit(pow, 2, 3).result(WAIT) == 8
 
-    assert exit_status_of_child(child) == 0
+    assert run_fork(child) == 0
     assert loops_over_all(2)
 
 
@@ -293,19 +264,15 @@ def test_forked_child_of_a_busy_pool_computes_on_its_own_thread(two_threads: Non
     gate = threading.Event()
     theirs = execution.submit(gate.wait, WAIT)
 
-    def child() -> bool:
+    def child() -> None:
         execution.configure_pool(4)  # nothing to configure
-        try:
+        with pytest.raises(ClosedError):
             theirs.result(1.0)
-        except ClosedError:
-            return (
-                execution.num_threads() == 1
-                and _native.pool_threads_of_loop(64, 1, 0.0001) == 1
-                and execution.submit(pow, 2, 3).result(WAIT) == 8
-            )
-        return False
+        assert execution.num_threads() == 1
+        assert _native.pool_threads_of_loop(64, 1, 0.0001) == 1
+        assert execution.submit(pow, 2, 3).result(WAIT) == 8
 
-    status = exit_status_of_child(child)
+    status = run_fork(child)
     gate.set()
     assert status == 0
     assert theirs.result(WAIT)
@@ -323,12 +290,12 @@ def test_fork_while_another_thread_has_used_the_pool(two_threads: None) -> None:
     other.start()
     assert used.wait(WAIT)
 
-    def child() -> bool:
+    def child() -> None:
         _native.pool_threads_of_loop(64, 1, 0.0001)
-        return execution.submit(pow, 2, 3).result(WAIT) == 8
+        assert execution.submit(pow, 2, 3).result(WAIT) == 8
 
     try:
-        assert exit_status_of_child(child) == 0
+        assert run_fork(child) == 0
     finally:
         gate.set()
         other.join()

@@ -12,9 +12,9 @@ import pytest
 
 from sparring import _native
 from sparring.errors import ClosedError, DeadlineError, DeviceLostError
+from sparring_testing.processes.child_processes import run_fork
 
 from .late_device import LateDevice
-from .test_pool import exit_status_of_child
 
 
 def test_a_wait_ends_when_the_work_on_the_stream_is_complete() -> None:
@@ -119,14 +119,12 @@ def test_waits_started_before_a_fork_do_not_hang_the_child() -> None:
         device.put(lambda: may_go.wait(60.0) and None)
         task = stream.reached()
 
-        def child() -> bool:
-            try:
+        def child() -> None:
+            with pytest.raises(ClosedError):
                 task.result(10.0)
-            except ClosedError:
-                return _native.num_stream_waits() == 0
-            return False
+            assert _native.num_stream_waits() == 0
 
-        assert exit_status_of_child(child) == 0
+        assert run_fork(child) == 0
         assert not task.done()
         may_go.set()
         task.result(20.0)

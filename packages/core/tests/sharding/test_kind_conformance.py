@@ -14,8 +14,16 @@ KINDS = [
 ]
 
 
+QUICK = {"table_row_wise", "data_parallel", "grid"}
+"""Kinds that differ most. The others are variants of these."""
+
+
 class TestKinds(ShardingKindTests):
-    @pytest.fixture(params=KINDS)
+    @pytest.fixture(
+        params=[
+            pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow) for each in KINDS
+        ]
+    )
     def kind(self, request: pytest.FixtureRequest) -> str:
         name: str = request.param
         return name

@@ -11,17 +11,21 @@ import pytest
 
 from sparring.contracts.ranks.collective import Collective, Reduction
 from sparring.contracts.ranks.layout import TableSharding
-from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.initializers import Uniform
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError
-from sparring.updates.resolve import parse_hyper, resolve_method
-from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.rank_threads import run_containers, run_ranks
+from sparring_testing.processes.sharded_jobs import make_gradients
+from sparring_testing.processes.table_steps import (
+    RowBytes,
+    declare_tables,
+    join_rows,
+    open_tables,
+    read_rows,
+    read_tables,
+)
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
-
-Rows = dict[int, bytes]
 
 KINDS: Mapping[str, Any] = {
     "row_wise": lambda _: "row_wise",
@@ -32,37 +36,16 @@ KINDS: Mapping[str, Any] = {
 STEPS = 6
 
 
-def opened(
-    collective: Collective | None, world_size: int, plan: Mapping[str, Any], **more: Any
-) -> StepContainer:
-    container = StepContainer(
-        collective=collective,
-        rendezvous=ThreadRendezvous(world_size) if collective else None,
-        reduction=Reduction.SUM,
-        plan=plan,
-    )
-    for name, dim in (("user", 4), ("item", 3)):
-        table = TableConfig(name, dim, initializer=Uniform(-1, 1), seed=5, **more)
-        container.declare(table, StorageChoice("memory"))
-        container.set_state(name, np.zeros(dim, np.float32), "adagrad")
-    return container
-
-
-def batch(step: int, rank: int) -> tuple[Any, Any]:
-    """Returns the ids of a rank, and gradients whose sums are exact in any order."""
-    random = np.random.default_rng((step, rank))
-    ids = random.integers(-20, 20, 0 if (step + rank) % 4 == 3 else 12 + rank)
-    return ids, random.integers(-64, 65, (len(ids), 4)) / np.float32(64)
+TABLES = [
+    TableConfig(name, dim, initializer=Uniform(-1, 1), seed=5)
+    for name, dim in (("user", 4), ("item", 3))
+]
 
 
 def train(container: StepContainer, batches: list[tuple[int, int]]) -> None:
-    method = resolve_method("adagrad")
-    choices = {
-        name: MethodChoice(method, parse_hyper(method, {"lr": 0.125}), 1)
-        for name in container.tables
-    }
+    choices = declare_tables(container, TABLES, "memory", "adagrad", lr=0.125)
     for step in range(STEPS):
-        given = [batch(step, rank) for at, rank in batches if at == step]
+        given = [make_gradients(step, rank) for at, rank in batches if at == step]
         ids = [np.concatenate([each[::every] for each, _ in given]) for every in (1, 2)]
         numbers = [np.concatenate([each[::every] for _, each in given]) for every in (1, 2)]
         both = container.lookup_all([("user", ids[0]), ("item", ids[1])])
@@ -74,43 +57,25 @@ def train(container: StepContainer, batches: list[tuple[int, int]]) -> None:
         container.apply_methods(choices)
 
 
-def stored(container: StepContainer, name: str) -> Rows:
-    return {
-        int(key): row.tobytes()
-        for chunk in container.storage(name).scan()
-        for key, row in zip(chunk.keys, chunk.rows, strict=True)
-    }
-
-
-def joined(held: list[Rows], *, is_replicated: bool) -> Rows:
-    if is_replicated:
-        assert all(each == held[0] for each in held)
-        return held[0]
-    assert sum(map(len, held)) == len({key for each in held for key in each}), "a key on two ranks"
-    return {key: row for each in held for key, row in each.items()}
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "world_size", [2, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 3, 4))]
+)
 def test_all_kinds_have_the_bits_of_one_process(world_size: int) -> None:
     work = [(step, rank) for step in range(STEPS) for rank in range(world_size)]
-    with opened(None, 1, {}) as alone:
+    with StepContainer(reduction=Reduction.SUM) as alone:
         train(alone, work)
-        expected = {name: stored(alone, name) for name in alone.tables}
+        expected = read_tables(alone)
     assert min(map(len, expected.values())) > 20
     for kind, plan in KINDS.items():
 
-        def body(collective: Collective, plan: Any = plan) -> dict[str, Rows]:
-            with opened(collective, world_size, {"user": plan(world_size)}) as container:
-                train(container, [each for each in work if each[1] == collective.rank])
-                return {name: stored(container, name) for name in container.tables}
+        def body(container: StepContainer) -> dict[str, RowBytes]:
+            train(container, [each for each in work if each[1] == container.collective.rank])
+            return read_tables(container)
 
-        held = run_ranks(world_size, body)
-        is_replicated = kind == "data_parallel"
-        assert (
-            joined([each["user"] for each in held], is_replicated=is_replicated) == expected["user"]
-        )
-        # A table that the plan does not name.
-        assert joined([each["item"] for each in held], is_replicated=False) == expected["item"]
+        # The plan does not name the second table.
+        plans = {"user": plan(world_size)}
+        held = run_containers(world_size, body, reduction=Reduction.SUM, plan=plans)
+        assert join_rows(held, ["user"] if kind == "data_parallel" else []) == expected
         if kind == "table_wise":
             assert [len(each["user"]) for each in held[:-1]] == [0] * (world_size - 1)
 
@@ -118,26 +83,28 @@ def test_all_kinds_have_the_bits_of_one_process(world_size: int) -> None:
 def test_rows_are_assigned_and_written_by_layout() -> None:
     keys = np.arange(50)
 
-    def body(collective: Collective) -> Rows:
-        with opened(collective, 3, {"user": TableSharding("table_wise", (1,))}) as container:
-            container.assign(
-                "user", keys[collective.rank :: 3], np.ones((len(keys[collective.rank :: 3]), 4))
-            )
-            rows = np.zeros((1, 8), np.float32)
-            if collective.rank == 1:
+    def body(container: StepContainer) -> RowBytes:
+        declare_tables(container, TABLES, "memory", "adagrad")
+        rank = container.collective.rank
+        container.assign("user", keys[rank::3], np.ones((len(keys[rank::3]), 4)))
+        rows = np.zeros((1, 8), np.float32)
+        if rank == 1:
+            container.storage("user").upsert([99], rows)
+        else:
+            with pytest.raises(InvalidArgumentError, match="key 99 to rank 1"):
                 container.storage("user").upsert([99], rows)
-            else:
-                with pytest.raises(InvalidArgumentError, match="key 99 to rank 1"):
-                    container.storage("user").upsert([99], rows)
-            return stored(container, "user")
+        return read_rows(container, "user")
 
-    assert [len(each) for each in run_ranks(3, body)] == [0, 51, 0]
+    plan = {"user": TableSharding("table_wise", (1,))}
+    assert [len(each) for each in run_containers(3, body, plan=plan)] == [0, 51, 0]
 
 
 def test_ranks_with_different_plans_are_rejected_at_the_first_exchange() -> None:
     def body(collective: Collective) -> str:
         plan = {"user": TableSharding("table_wise", (collective.rank,))}
-        with opened(collective, 2, plan) as container:
+        with open_tables(
+            *TABLES, collective=collective, rendezvous=ThreadRendezvous(2), plan=plan
+        ) as container:
             with pytest.raises(InvalidArgumentError) as refused:
                 container.lookup("user", np.array([1]))
             return str(refused.value)

@@ -15,7 +15,6 @@ import pytest
 from sparring.contracts.ranks.collective import Collective, Reduction
 from sparring.contracts.ranks.exchange_options import ExchangeOptions
 from sparring.contracts.ranks.layout import TableSharding
-from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.admission import Frequency
 from sparring.contracts.tables.initializers import Uniform
 from sparring.contracts.tables.table import TableConfig
@@ -26,8 +25,8 @@ from sparring.engine.state import NonFinite
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError, PeerFailure
 from sparring.kernels.functions import partition, pool, pool_backward
-from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.table_steps import choose_method, join_rows, read_tables
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 Rows = dict[int, bytes]
@@ -79,12 +78,6 @@ def bags_of(step: int, rank: int, name: str) -> Batch:
     return random.integers(-20, 20, offsets[-1]), offsets, gradient.astype(np.float32)
 
 
-def choices(container: StepContainer) -> dict[str, MethodChoice]:
-    method = resolve_method("adagrad")
-    chosen = MethodChoice(method, parse_hyper(method, {"lr": 0.125}), 1)
-    return dict.fromkeys(container.tables, chosen)
-
-
 def look_up(
     container: StepContainer, batches: Mapping[str, Batch], mode: str = "sum", **more: Any
 ) -> list[Any]:
@@ -100,7 +93,7 @@ def pooled_step(container: StepContainer, micro: list[Mapping[str, Batch]]) -> l
         pools += [each.pools for each in found]
         for each, (_, _, gradient) in zip(found, batches.values(), strict=True):
             container.resources.accumulate_bags(each.shadow_id, gradient)
-    container.apply_methods(choices(container))
+    container.apply_methods(choose_method(container, "adagrad", lr=0.125))
     return pools
 
 
@@ -116,26 +109,8 @@ def rows_step(
             assert each.shadow_id is not None
             by_key = pool_backward(gradient, each.inverse, offsets, len(each.keys), mode=mode)
             container.resources.accumulate(each.shadow_id, by_key)
-    container.apply_methods(choices(container))
+    container.apply_methods(choose_method(container, "adagrad", lr=0.125))
     return pools
-
-
-def stored(container: StepContainer) -> dict[str, Rows]:
-    return {
-        name: {
-            int(key): row.tobytes()
-            for chunk in container.storage(name).scan()
-            for key, row in zip(chunk.keys, chunk.rows, strict=True)
-        }
-        for name in container.tables
-    }
-
-
-def joined(held: list[dict[str, Rows]]) -> dict[str, Rows]:
-    every = {name: {k: r for each in held for k, r in each[name].items()} for name in held[0]}
-    for name, rows in every.items():
-        assert sum(len(each[name]) for each in held) == len(rows), "a key on two ranks"
-    return every
 
 
 def work_of(step: int, ranks: list[int]) -> list[Mapping[str, Batch]]:
@@ -155,12 +130,14 @@ def work_of(step: int, ranks: list[int]) -> list[Mapping[str, Batch]]:
     return made
 
 
-@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.long), 3, 4])
+@pytest.mark.parametrize(
+    "world_size", [1, 3, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 4))]
+)
 def test_pooled_tables_have_the_bits_of_one_process(world_size: int) -> None:
     everyone = list(range(world_size))
     with opened(None, 1) as alone:
         outputs = [rows_step(alone, work_of(step, everyone)) for step in range(STEPS)]
-        expected = stored(alone)
+        expected = read_tables(alone)
     assert min(map(len, expected.values())) > 20
     for kind in KINDS:
 
@@ -169,17 +146,17 @@ def test_pooled_tables_have_the_bits_of_one_process(world_size: int) -> None:
                 run = pooled_step if world_size > 1 else rows_step
                 pools = [run(container, work_of(step, [collective.rank])) for step in range(STEPS)]
                 assert container.exchange.pooling.num_kept == 0
-                return pools, stored(container)
+                return pools, read_tables(container)
 
         results = run_ranks(world_size, body)
-        assert joined([each for _, each in results]) == expected, kind
+        assert join_rows([each for _, each in results]) == expected, kind
         for step in range(STEPS):
             for place, whole in enumerate(outputs[step]):
                 mine = np.concatenate([pools[step][place] for pools, _ in results])
                 np.testing.assert_allclose(mine, whole, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("mode", [pytest.param("sum", marks=pytest.mark.slow), "mean"])
 def test_real_gradients_give_the_same_rows_as_transfer_by_rows(mode: str) -> None:
     def body(collective: Collective, transfer: str) -> dict[str, Rows]:
         random = np.random.default_rng(collective.rank)
@@ -198,11 +175,11 @@ def test_real_gradients_give_the_same_rows_as_transfer_by_rows(mode: str) -> Non
                     found = look_up(container, batches, mode)
                     for each, batch in zip(found, batches.values(), strict=True):
                         container.resources.accumulate_bags(each.shadow_id, batch[2])
-                container.apply_methods(choices(container))
-            return stored(container)
+                container.apply_methods(choose_method(container, "adagrad", lr=0.125))
+            return read_tables(container)
 
-    by_rows = joined(run_ranks(3, lambda collective: body(collective, "rows")))
-    pooled = joined(run_ranks(3, lambda collective: body(collective, "pooled")))
+    by_rows = join_rows(run_ranks(3, lambda collective: body(collective, "rows")))
+    pooled = join_rows(run_ranks(3, lambda collective: body(collective, "pooled")))
     assert pooled == by_rows
 
 
@@ -236,7 +213,7 @@ def test_weights_and_their_gradients_equal_transfer_by_rows() -> None:
                     gradient, rows.inverse, offsets, len(rows.keys), mode=mode, weights=weights
                 )
                 container.resources.accumulate_bags(found.shadow_id, gradient)
-                container.apply_methods(choices(container))
+                container.apply_methods(choose_method(container, "adagrad", lr=0.125))
                 (after,) = container.lookup_all([("user", ids)], is_registered=False)
                 changed = (after.rows != rows.rows).any(axis=1)
                 assert changed[(by_key != 0).any(axis=1)].all()
@@ -299,7 +276,7 @@ def test_bytes_of_two_tables_on_three_ranks_match_the_formula(is_weighted: bool)
             found = look_up_bags(container.state, wanted, is_training=True)
             for each, gradient in zip(found, gradients, strict=True):
                 container.resources.accumulate_bags(each.shadow_id, gradient)
-            container.apply_methods(choices(container))
+            container.apply_methods(choose_method(container, "adagrad", lr=0.125))
             counters = container.exchange.counters
             return counts, (counters.wire_bytes_sent, counters.wire_bytes_received)
 
@@ -328,7 +305,7 @@ def test_a_discarded_step_leaves_nothing() -> None:
                 # The other's last lookup is dropped at the next one.
                 assert container.exchange.pooling.num_kept <= 2
             assert not container.resources.has_gradient("user")
-            container.apply_methods(choices(container))
+            container.apply_methods(choose_method(container, "adagrad", lr=0.125))
             assert container.num_rows("user") == 0
             with pytest.raises(InvalidArgumentError, match="run the forward pass again"):
                 container.resources.accumulate_bags(found.shadow_id, one_bag([1])[2])
@@ -343,10 +320,10 @@ def test_a_gradient_of_one_of_two_lookups_on_one_rank_is_enough() -> None:
             (found,) = look_up(container, {"user": one_bag([3, 4, 5])})
             if collective.rank == 1:
                 container.resources.accumulate_bags(found.shadow_id, one_bag([3])[2])
-            container.apply_methods(choices(container))
-            return stored(container)
+            container.apply_methods(choose_method(container, "adagrad", lr=0.125))
+            return read_tables(container)
 
-    assert set(joined(run_ranks(2, body))["user"]) == {3, 4, 5}
+    assert set(join_rows(run_ranks(2, body))["user"]) == {3, 4, 5}
 
 
 def test_two_gradients_of_one_lookup_add_up() -> None:
@@ -356,13 +333,13 @@ def test_two_gradients_of_one_lookup_add_up() -> None:
             for fill in (1.0, 2.0) if collective.rank else (3.0,):
                 gradient = one_bag([3], fill=fill)[2]
                 container.resources.accumulate_bags(found.shadow_id, gradient)
-            container.apply_methods(choices(container))
-            return stored(container)
+            container.apply_methods(choose_method(container, "adagrad", lr=0.125))
+            return read_tables(container)
 
     results = run_ranks(2, body)
     with opened(None, 1) as alone:
         rows_step(alone, [{"user": one_bag([3, 4, 5], fill=6.0)}])
-        assert joined(results)["user"] == stored(alone)["user"]
+        assert join_rows(results)["user"] == read_tables(alone)["user"]
 
 
 def test_evaluation_registers_nothing_and_creates_no_row() -> None:
@@ -374,7 +351,7 @@ def test_evaluation_registers_nothing_and_creates_no_row() -> None:
             assert found.pools.any()
             assert container.resources.num_batch_inputs == 0
             assert container.exchange.pooling.num_kept == 0
-            container.apply_methods(choices(container))
+            container.apply_methods(choose_method(container, "adagrad", lr=0.125))
             assert container.num_rows("user") == 0
 
     run_ranks(2, body)
@@ -385,11 +362,11 @@ def test_admission_counts_the_ids_of_all_ranks() -> None:
         with opened(collective, 2, admission=Frequency(2)) as container:
             pooled_step(container, [{"user": one_bag([1, 2 + collective.rank])}])
             pooled_step(container, [{"user": one_bag([1, 9])}])
-            return stored(container), container.num_not_admitted("user")
+            return read_tables(container), container.num_not_admitted("user")
 
     results = run_ranks(2, body)
     # 1 and 9 came in two steps and in one.
-    assert set(joined([each for each, _ in results])["user"]) == {1}
+    assert set(join_rows([each for each, _ in results])["user"]) == {1}
     assert sum(count for _, count in results) == 4
 
 
@@ -405,10 +382,10 @@ def test_nan_is_rejected_or_skipped_on_the_rank_that_has_it(policy: NonFinite) -
                 with pytest.raises(NonFiniteGradientError, match="'user'"):
                     pooled_step(container, [{"user": batch}])
                 pooled_step(container, [{"user": one_bag([5])}])
-            return stored(container), container.counters.rows_skipped_non_finite
+            return read_tables(container), container.counters.rows_skipped_non_finite
 
     results = run_ranks(2, body)
-    rows = joined([each for each, _ in results])["user"]
+    rows = join_rows([each for each, _ in results])["user"]
     if policy is NonFinite.RAISE:
         assert set(rows) == {5}
     else:
@@ -426,12 +403,12 @@ def test_nan_among_sums_before_a_step_is_found() -> None:
             has_nan = any(np.isnan(each.gradients).any() for each in sums.values())
             (found,) = look_up(container, {"user": one_bag([3])})
             container.resources.accumulate_bags(found.shadow_id, one_bag([3])[2])
-            container.apply_methods(choices(container))
-            return has_nan, stored(container)
+            container.apply_methods(choose_method(container, "adagrad", lr=0.125))
+            return has_nan, read_tables(container)
 
     results = run_ranks(2, body)
     assert any(has_nan for has_nan, _ in results)
-    assert set(joined([each for _, each in results])["user"]) == {3}
+    assert set(join_rows([each for _, each in results])["user"]) == {3}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
@@ -455,15 +432,15 @@ def test_pools_and_gradients_are_sent_in_16_bits(wire_dtype: str, error: float) 
 
     def body(collective: Collective, options: ExchangeOptions | None) -> tuple[Any, Any]:
         with opened(collective, 2, exchange=options) as container:
-            return pooled_step(container, work_of(0, [collective.rank])), stored(container)
+            return pooled_step(container, work_of(0, [collective.rank])), read_tables(container)
 
     narrowed = run_ranks(2, lambda collective: body(collective, options))
     exact = run_ranks(2, lambda collective: body(collective, None))
     for (mine, _), (whole, _) in zip(narrowed, exact, strict=True):
         for each, other in zip(mine[:2], whole[:2], strict=True):
             np.testing.assert_allclose(each, other, rtol=0, atol=8 * error)
-    assert {n: set(r) for n, r in joined([each for _, each in narrowed]).items()} == {
-        n: set(r) for n, r in joined([each for _, each in exact]).items()
+    assert {n: set(r) for n, r in join_rows([each for _, each in narrowed]).items()} == {
+        n: set(r) for n, r in join_rows([each for _, each in exact]).items()
     }
 
 
@@ -492,7 +469,7 @@ def test_an_owner_that_cannot_add_gradients_rejects_the_step_on_all_ranks(monkey
     def body(collective: Collective) -> dict[str, Rows]:
         with opened(collective, 2, "table_wise") as container:
             pooled_step(container, [{"user": one_bag([1, 2])}])
-            before = stored(container)
+            before = read_tables(container)
             if collective.rank == 1:
 
                 def fail(*_: Any) -> None:
@@ -501,13 +478,13 @@ def test_an_owner_that_cannot_add_gradients_rejects_the_step_on_all_ranks(monkey
                 monkeypatch.setattr(container.resources, "add", fail)
             with pytest.raises(InvalidArgumentError, match="no memory"):
                 pooled_step(container, [{"user": one_bag([1, 3])}])
-            assert stored(container) == before
+            assert read_tables(container) == before
             if collective.rank == 1:
                 monkeypatch.undo()
             pooled_step(container, [{"user": one_bag([4])}])
-            return stored(container)
+            return read_tables(container)
 
-    assert set(joined(run_ranks(2, body))["user"]) == {1, 2, 4}
+    assert set(join_rows(run_ranks(2, body))["user"]) == {1, 2, 4}
 
 
 @pytest.mark.parametrize("elsewhere", ["step", "end", "rows"])
@@ -524,7 +501,9 @@ def test_a_rank_in_another_call_is_named(elsewhere: str) -> None:
             if collective.rank and elsewhere == "rows":
                 begin = partial(container.lookup, "user", batch[0])
             elif collective.rank:
-                begin = partial(container.apply_methods, choices(container))
+                begin = partial(
+                    container.apply_methods, choose_method(container, "adagrad", lr=0.125)
+                )
             with pytest.raises(PeerFailure, match=r"while rank|aborted|ended training"):
                 begin()
 

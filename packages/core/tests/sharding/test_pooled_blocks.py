@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from sparring.contracts.ranks.collective import Collective
-from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.admission import Frequency
 from sparring.engine.container import StepContainer
 from sparring.engine.lookup.pooled import BagLookup, bag_weight_gradients, look_up_bags
 from sparring.engine.state import NonFinite
 from sparring.errors import InvalidArgumentError
 from sparring.kernels.functions import pool, pool_backward
-from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.sharded_jobs import (
     DIM,
@@ -27,6 +25,7 @@ from sparring_testing.processes.sharded_jobs import (
     make_batch,
     open_container,
 )
+from sparring_testing.processes.table_steps import choose_method
 
 DIVIDED = ("column_wise", "table_column_wise", "grid")
 STEPS = 5
@@ -48,12 +47,6 @@ def bags(step: int, ranks: list[int]) -> tuple[Any, Any, Any]:
     return np.concatenate(ids), offsets.astype(np.int64), joint
 
 
-def apply(container: StepContainer, step: int) -> None:
-    method = resolve_method("adagrad")
-    choice = MethodChoice(method, parse_hyper(method, {"lr": 0.125}), step + 1)
-    container.apply_methods({"user": choice})
-
-
 def train(container: StepContainer, ranks: list[int]) -> list[Any]:
     seen = []
     for step in range(STEPS):
@@ -72,7 +65,7 @@ def train(container: StepContainer, ranks: list[int]) -> list[Any]:
             by_key = pool_backward(gradient, rows.inverse, offsets, len(rows.keys))
             container.resources.accumulate(rows.shadow_id, by_key)
             seen.append(pool(rows.rows, rows.inverse, offsets))
-        apply(container, step)
+        container.apply_methods(choose_method(container, "adagrad", step + 1, lr=0.125))
     return seen
 
 
@@ -80,7 +73,7 @@ def train(container: StepContainer, ranks: list[int]) -> list[Any]:
     ("world_size", "more"),
     [
         pytest.param(3, {"admission": Frequency(2)}, id="3-admission"),
-        pytest.param(4, {}, id="4-plain"),
+        pytest.param(4, {}, id="4-plain", marks=pytest.mark.slow),
         pytest.param(2, {}, id="2-plain", marks=pytest.mark.long),
         pytest.param(2, {"admission": Frequency(2)}, id="2-admission", marks=pytest.mark.long),
         pytest.param(3, {}, id="3-plain", marks=pytest.mark.long),
@@ -135,7 +128,7 @@ def test_nan_in_one_block_excludes_the_key_from_all() -> None:
             gradient = np.ones((2, DIM), np.float32)
             gradient[0, -1] = np.nan
             container.resources.accumulate_bags(found.shadow_id, gradient)
-            apply(container, 0)
+            container.apply_methods(choose_method(container, "adagrad", 0 + 1, lr=0.125))
             return collect_pieces(container), container.counters.rows_skipped_non_finite
 
     held = run_ranks(2, body)

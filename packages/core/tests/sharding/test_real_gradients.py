@@ -28,15 +28,9 @@ from sparring_testing.processes.sharded_jobs import (
 
 STEPS, WORLD_SIZE, BAGS, PER_BAG = 50, 3, 6, 4
 # Other tests cover the layouts of all kinds; these differ in how gradients are summed.
-SHORT = {
-    ("row_wise", "rows"),
-    ("row_wise", "pooled"),
-    ("data_parallel", "rows"),
-    ("column_wise", "rows"),
-    ("grid", "pooled"),
-}
+SHORT = {("data_parallel", "rows"), ("grid", "pooled")}
 CASES = [
-    pytest.param(kind, transfer, marks=[] if (kind, transfer) in SHORT else pytest.mark.long)
+    pytest.param(kind, transfer, marks=[] if (kind, transfer) in SHORT else pytest.mark.slow)
     for kind in KINDS
     for transfer in ("rows", "pooled")
     if (kind, transfer) != ("data_parallel", "pooled")

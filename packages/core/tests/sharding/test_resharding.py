@@ -37,6 +37,7 @@ from sparring_testing.processes.sharded_jobs import (
     open_container,
     train,
 )
+from sparring_testing.processes.table_steps import read_chunks
 
 MORE = {"admission": Frequency(2), "expire": Expiry(after_steps=40)}
 NAMES = list(KINDS)
@@ -45,11 +46,7 @@ NUM_STEPS = 3
 
 def scanned(url: str, columns: ColumnBlock | None = None) -> Rows:
     """Returns the rows and scores of a snapshot."""
-    return {
-        int(key): (row.tobytes(), int(score))
-        for chunk in scan_rows(open_snapshot(url), "user", columns=columns)
-        for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
-    }
+    return read_chunks(list(scan_rows(open_snapshot(url), "user", columns=columns)))
 
 
 def saved(kind: str, world_size: int, url: str, base: str | None = None) -> None:
@@ -79,7 +76,12 @@ def alone(steps: int, world_size: int) -> Rows:
     ("kind", "others"),
     [
         # Two others of each kind, so that each kind is also loaded twice.
-        *((kind, [NAMES[i - 1], NAMES[i - 3]]) for i, kind in enumerate(NAMES)),
+        *(
+            pytest.param(
+                kind, [NAMES[i - 1], NAMES[i - 3]], marks=[] if i % 3 == 2 else pytest.mark.slow
+            )
+            for i, kind in enumerate(NAMES)
+        ),
         *(pytest.param(kind, NAMES, marks=pytest.mark.long) for kind in NAMES),
     ],
 )
@@ -114,7 +116,7 @@ def test_a_save_of_one_kind_is_loaded_and_continued_by_every_other(
         assert join_pieces([collect_pieces(container)]) == expected
 
 
-@pytest.mark.parametrize("kind", ["column_wise", "grid"])
+@pytest.mark.parametrize("kind", ["column_wise", pytest.param("grid", marks=pytest.mark.slow)])
 def test_full_filters_of_all_blocks_forget_the_same_keys_even_after_a_load(
     kind: str, tmp_path: Path
 ) -> None:
@@ -154,8 +156,8 @@ def test_full_filters_of_all_blocks_forget_the_same_keys_even_after_a_load(
     ("kind", "others"),
     [
         ("row_wise", ["column_wise"]),
-        ("column_wise", ["grid"]),
-        ("grid", ["row_wise"]),
+        pytest.param("column_wise", ["grid"], marks=pytest.mark.slow),
+        pytest.param("grid", ["row_wise"], marks=pytest.mark.slow),
         *(
             pytest.param(each, ["row_wise", "column_wise", "grid"], marks=pytest.mark.long)
             for each in ("row_wise", "column_wise", "grid")
@@ -179,7 +181,7 @@ def test_deltas_are_saved_by_blocks_over_any_base(
                 container.save(urls[0], base=root[0], options=SaveOptions(is_base=True))
                 for part in container.entry("user").parts:
                     if part.storage is not None:
-                        keys = [key for key in (1, 2, 3) if key in _own(part)]
+                        keys = [key for key in (1, 2, 3) if key in read_chunks(part.storage.scan())]
                         part.storage.erase(np.array(keys, np.int64))
                 container.save(urls[1], base=urls[0])
 
@@ -201,10 +203,6 @@ def test_deltas_are_saved_by_blocks_over_any_base(
         assert scanned(full.url) == kept
         report = verify_snapshot(open_snapshot(urls[1]))
         assert (report.num_rows, report.problems) == ({"user": len(kept)}, ())
-
-
-def _own(part: Any) -> set[int]:
-    return {int(key) for chunk in part.storage.scan() for key in chunk.keys}
 
 
 def test_rows_are_joined_in_windows_that_fit_memory(

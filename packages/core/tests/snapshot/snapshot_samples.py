@@ -15,6 +15,7 @@ from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.reader import Snapshot
 from sparring.snapshot.row_router import SnapshotOptions
 from sparring.snapshot.writer import SnapshotWriter
+from sparring_testing.processes.table_steps import read_chunks
 
 __all__ = ["ITEM", "chunk_of", "chunks_of", "make_chunk", "rows_by_key", "save", "small_files"]
 
@@ -59,6 +60,12 @@ def chunk_of(*parts: ScanChunk) -> ScanChunk:
     )
 
 
+def rows_by_key(snapshot: Snapshot, table: str = "item", **options: Any) -> Contents:
+    """Returns all rows; fails if a key occurs twice."""
+    # All of them first: a snapshot may report only at the end that it returned a key twice.
+    return read_chunks(list(scan_rows(snapshot, table, **options)))
+
+
 def save(
     folder: Path | str,
     step: int,
@@ -76,14 +83,3 @@ def save(
     writer.write_state("optimizer", {"steps": step}, {"moment": np.arange(3) + step})
     writer.finish()
     return writer.commit()
-
-
-def rows_by_key(snapshot: Snapshot, table: str = "item", **options: Any) -> Contents:
-    """Returns all rows; fails if a key occurs twice."""
-    found: Contents = {}
-    # All of them first: a snapshot may report only at the end that it returned a key twice.
-    for chunk in list(scan_rows(snapshot, table, **options)):
-        for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True):
-            assert int(key) not in found, f"key {key} comes twice"
-            found[int(key)] = (row.tobytes(), int(score))
-    return found

@@ -19,16 +19,9 @@ from sparring.snapshot.reader import Snapshot, open_snapshot
 from sparring.snapshot.retention import compact, list_snapshots, retain
 from sparring.snapshot.writer import SnapshotWriter
 from sparring_cli.snapshots.verify import verify_snapshot
+from sparring_testing.processes.table_steps import read_chunks
 
-from .snapshot_samples import ITEM, Contents, make_chunk, rows_by_key, save, small_files
-
-
-def contents_of(version: int, keys: range) -> Contents:
-    chunk = make_chunk(keys, version)
-    return {
-        int(key): (row.tobytes(), int(score))
-        for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True)
-    }
+from .snapshot_samples import ITEM, make_chunk, rows_by_key, save, small_files
 
 
 @pytest.fixture
@@ -40,8 +33,10 @@ def chain(tmp_path: Path) -> list[Snapshot]:
     return [first, second, third]
 
 
-EXPECTED = contents_of(0, range(100, 500)) | contents_of(1, range(500, 1_200))
-EXPECTED |= contents_of(2, range(50, 60))
+EXPECTED = read_chunks([make_chunk(range(100, 500), 0)]) | read_chunks(
+    [make_chunk(range(500, 1_200), 1)]
+)
+EXPECTED |= read_chunks([make_chunk(range(50, 60), 2)])
 del EXPECTED[990]
 
 
@@ -62,7 +57,7 @@ def test_a_chain_reads_as_its_newest_rows(
     assert verify_snapshot(newest).num_rows == {"item": len(EXPECTED)}
     assert [each.step for each in newest.chain] == [3, 2, 1]
     # An older snapshot of the chain is unchanged.
-    assert rows_by_key(chain[0]) == contents_of(0, range(1_000))
+    assert rows_by_key(chain[0]) == read_chunks([make_chunk(range(1_000), 0)])
 
 
 def test_a_long_chain_is_read(tmp_path: Path) -> None:

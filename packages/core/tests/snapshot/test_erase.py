@@ -11,21 +11,17 @@ import numpy as np
 import pytest
 
 from sparring.contracts.checkpoint import SaveOptions, State
-from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.admission import Bloom, Frequency
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.checkpoint.container_state import state_without_keys
-from sparring.engine.container import StepContainer
-from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import SnapshotError
-from sparring.snapshot.chain import scan_rows
 from sparring.snapshot.erase import ErasedSnapshots, erase_from_snapshots
 from sparring.snapshot.place.local import LocalRoot
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
-from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_cli.snapshots.verify import verify_snapshot
+from sparring_testing.processes.table_steps import open_tables, read_snapshot, train_ids
 
 GONE = [7_777_777_777_777_001, -8_888_888_888_888_002]
 """Large: eight bytes that come by chance are unlikely."""
@@ -40,49 +36,29 @@ class Interrupted(BaseException):
     """As if the process had been killed."""
 
 
-def container() -> StepContainer:
-    made = StepContainer()
-    for table in (
-        TableConfig("t", 2, expire={"after_steps": 1000}),
-        TableConfig("other", 2),
-        TableConfig("counted", 2, admission=Frequency(2)),
-        TableConfig("bloom", 2, admission=Bloom(2, expected_keys=100)),
-    ):
-        made.declare(table, StorageChoice("memory"))
-    return made
-
-
-def train(made: StepContainer, ids: Iterable[int]) -> None:
-    for table in made.tables:
-        found = made.lookup(table, np.array(list(ids), np.int64))
-        made.resources.accumulate(found.shadow_id or 0, np.ones((len(found.keys), 2), np.float32))
-    method = resolve_method("sgd")
-    made.apply_methods(dict.fromkeys(made.tables, MethodChoice(method, parse_hyper(method, {}), 1)))
+TABLES = (
+    TableConfig("t", 2, expire={"after_steps": 1000}),
+    TableConfig("other", 2),
+    TableConfig("counted", 2, admission=Frequency(2)),
+    TableConfig("bloom", 2, admission=Bloom(2, expected_keys=100)),
+)
 
 
 def a_chain(root: Path) -> dict[int, dict[int, bytes]]:
     """Three snapshots, two of them deltas, and one on its own. Returns rows of `t` by step."""
     options, rows, base = SaveOptions(is_base=True, index_keys=True), {}, None
-    with container() as made:
+    with open_tables(*TABLES) as made:
         for step, ids in enumerate(([*range(40), *GONE], [1, 2, COUNTED], [3, GONE[0]]), 1):
-            train(made, ids)
+            train_ids(made, {table.name: ids for table in TABLES})
             if step == 2:
                 made.storage("t").erase([GONE[1], 39])
             url = str(root / f"step-{step}")
             made.save(url, base=base, options=options, states={"mine": State({"a": step})})
-            rows[step], base = rows_of(url), url
-        train(made, [5])
+            rows[step], base = read_snapshot(url, "t"), url
+        train_ids(made, {table.name: [5] for table in TABLES})
         made.save(str(root / "step-4"), states={"mine": State({"a": 4})})
-        rows[4] = rows_of(str(root / "step-4"))
+        rows[4] = read_snapshot(str(root / "step-4"), "t")
     return rows
-
-
-def rows_of(url: str, table: str = "t") -> dict[int, bytes]:
-    return {
-        int(key): row.tobytes()
-        for chunk in scan_rows(open_snapshot(url), table)
-        for key, row in zip(chunk.keys, chunk.rows, strict=True)
-    }
 
 
 def erase(root: Path, table: str = "t", keys: Iterable[int] = GONE) -> ErasedSnapshots:
@@ -103,7 +79,7 @@ def check_whole(root: Path, expected: dict[int, dict[int, bytes]]) -> None:
     for url in list_snapshots(str(root)):
         assert verify_snapshot(open_snapshot(url)).is_sound
         found[open_snapshot(url).step] = {
-            key: row for key, row in rows_of(url).items() if key not in GONE
+            key: row for key, row in read_snapshot(url, "t").items() if key not in GONE
         }
     assert found == {
         step: {key: row for key, row in rows.items() if key not in GONE}
@@ -120,7 +96,7 @@ def test_no_file_contains_the_bytes_of_an_erased_key(root: Path) -> None:
     expected = a_chain(root)
     assert has_bytes_of(root, GONE[0])
     assert has_bytes_of(root, GONE[1])
-    others = {table: rows_of(str(root / "step-4"), table) for table in OTHERS}
+    others = {table: read_snapshot(str(root / "step-4"), table) for table in OTHERS}
     (root / ".step-9.dead").mkdir()  # an attempt to save that was killed
     (root / ".step-9.dead" / "rows").write_bytes(np.array(GONE).tobytes())
     for table in others:
@@ -134,14 +110,14 @@ def test_no_file_contains_the_bytes_of_an_erased_key(root: Path) -> None:
     newest = list_snapshots(str(root))[-1]
     for table, rows in others.items():
         kept = {key: row for key, row in rows.items() if key not in GONE}
-        assert rows_of(newest, table) == kept
+        assert read_snapshot(newest, table) == kept
     assert open_snapshot(newest).state("mine").values == {"a": 4}
 
 
 def test_a_run_continues_from_the_rewritten_snapshot(root: Path) -> None:
     a_chain(root)
     erase(root)
-    with container() as made:
+    with open_tables(*TABLES) as made:
         loaded = made.load(str(root / "step-3.e1"))
         assert list(loaded.states) == ["mine"]
         assert made.counters.steps == 3
@@ -160,11 +136,12 @@ def test_counters_of_admission_lose_the_key_and_keep_the_others(root: Path) -> N
     assert has_bytes_of(root, COUNTED)
     erase(root, "counted", [COUNTED])
     assert not has_bytes_of(root, COUNTED)
-    with container() as made:
+    with open_tables(*TABLES) as made:
         name = next(each for each in list_snapshots(str(root)) if open_snapshot(each).step == 3)
         made.load(name)
         before = made.num_rows("counted")
-        train(made, [COUNTED, 7])  # 7 was seen once before, and is admitted
+        # 7 was seen once before, and is admitted.
+        train_ids(made, {table.name: [COUNTED, 7] for table in TABLES})
         assert made.num_rows("counted") == before + 1
 
 
@@ -203,7 +180,7 @@ def test_after_a_kill_at_any_point_all_can_be_loaded_and_a_second_run_finishes(
     erase(root)
     check_whole(root, expected)
     assert len(list_snapshots(str(root))) == 4
-    assert not any(GONE[0] in rows_of(url) for url in list_snapshots(str(root)))
+    assert not any(GONE[0] in read_snapshot(url, "t") for url in list_snapshots(str(root)))
 
 
 def test_an_unreadable_snapshot_is_named_and_nothing_changes(root: Path) -> None:
@@ -225,11 +202,11 @@ def test_a_table_that_is_in_no_snapshot_is_rejected(root: Path) -> None:
 
 def test_a_chain_of_two_ranks_keeps_the_state_of_both(root: Path) -> None:
     shutil.copytree(Path(__file__).parent / "format_v1", root)
-    before = rows_of(str(root / "delta"), "half")
+    before = read_snapshot(str(root / "delta"), "half")
     result = erase(root, "half", [3])
     assert result.num_rows == 2
     delta = open_snapshot(str(root / "delta.e1"))
     assert (delta.world_size, len(delta.chain)) == (2, 2)
     assert [delta.state("of_rank", rank).values for rank in (0, 1)] == [{"rank": 0}, {"rank": 1}]
-    assert rows_of(delta.url, "half") == {key: row for key, row in before.items() if key != 3}
-    assert 3 in rows_of(delta.url, "wide")
+    assert read_snapshot(delta.url, "half") == {key: row for key, row in before.items() if key != 3}
+    assert 3 in read_snapshot(delta.url, "wide")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,16 @@ import numpy as np
 import pytest
 
 from sparring.contracts.checkpoint import SaveOptions, State
-from sparring.contracts.ranks.collective import Collective, Reduction
-from sparring.contracts.storage.updates import MethodChoice
+from sparring.contracts.ranks.collective import Reduction
 from sparring.contracts.tables.admission import Bloom, Frequency
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
-from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import SnapshotError
 from sparring.snapshot.format.manifest import text_hash
 from sparring.snapshot.reader import open_snapshot
-from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_cli.snapshots.verify import verify_snapshot
-from sparring_testing.processes.rank_threads import run_ranks
-from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.rank_threads import run_containers
+from sparring_testing.processes.table_steps import choose_method, declare_tables, join_rows
 
 FOLDER = Path(__file__).parent / "format_v1"
 
@@ -51,17 +48,9 @@ Contents = dict[str, dict[str, list[list[float]]]]
 """Table → key → embedding and state."""
 
 
-def container(collective: Collective) -> StepContainer:
-    made = StepContainer(
-        collective=collective,
-        rendezvous=ThreadRendezvous(collective.world_size),
-        reduction=Reduction.SUM,
-    )
+def declare(made: StepContainer) -> None:
     made.state.clock = lambda: 0.0
-    for table in TABLES:
-        made.declare(table, StorageChoice("memory"))
-        made.set_state(table.name, np.full(1, 7, table.computing_dtype), "rowwise_adagrad")
-    return made
+    declare_tables(made, TABLES, "memory", "rowwise_adagrad", initial_accumulator_value=7)
 
 
 def train(made: StepContainer, ids: Sequence[int]) -> None:
@@ -72,32 +61,32 @@ def train(made: StepContainer, ids: Sequence[int]) -> None:
         if len(mine):
             gradient = np.ones((len(found.keys), table.dim), table.computing_dtype)
             made.resources.accumulate(found.shadow_id or 0, gradient)
-    method = resolve_method("rowwise_adagrad")
-    choice = MethodChoice(method, parse_hyper(method, {"lr": 1.0}), 1)
-    made.apply_methods(dict.fromkeys(made.tables, choice))
+    made.apply_methods(choose_method(made, "rowwise_adagrad", lr=1.0))
 
 
 def write(folder: str) -> None:
     """Writes both snapshots, and their expected contents."""
 
-    def body(collective: Collective) -> list[Contents]:
+    def body(made: StepContainer) -> list[Contents]:
+        declare(made)
         options = SaveOptions(is_base=True)
         states = {
             "mine": State({"loss": float("inf")}, {"w": np.arange(6, dtype=np.float32)}),
-            "of_rank": State({"rank": collective.rank}, is_of_rank=True),
+            "of_rank": State({"rank": made.collective.rank}, is_of_rank=True),
         }
-        with container(collective) as made:
-            train(made, STEPS[0])
-            train(made, STEPS[1])
-            made.save(f"{folder}/full", options=options, states=states)
-            held = [contents(made)]
-            train(made, STEPS[2])
-            made.storage("plain").erase([2])
-            made.save(f"{folder}/delta", base=f"{folder}/full", options=options, states=states)
-            return [*held, contents(made)]
+        train(made, STEPS[0])
+        train(made, STEPS[1])
+        made.save(f"{folder}/full", options=options, states=states)
+        held = [contents(made)]
+        train(made, STEPS[2])
+        made.storage("plain").erase([2])
+        made.save(f"{folder}/delta", base=f"{folder}/full", options=options, states=states)
+        return [*held, contents(made)]
 
-    for name, parts in zip(("full", "delta"), zip(*run_ranks(2, body), strict=True), strict=True):
-        Path(folder, f"{name}.json").write_text(json.dumps(joined(parts), indent=1) + "\n")
+    ranks = run_containers(2, body, reduction=Reduction.SUM)
+    for name, parts in zip(("full", "delta"), zip(*ranks, strict=True), strict=True):
+        text = json.dumps(join_rows(parts, ["replicated"]), indent=1) + "\n"
+        Path(folder, f"{name}.json").write_text(text)
 
 
 def contents(made: StepContainer) -> Contents:
@@ -114,35 +103,27 @@ def contents(made: StepContainer) -> Contents:
     }
 
 
-def joined(parts: Iterable[Contents]) -> Contents:
-    """Rows of all ranks."""
-    found: Contents = {table.name: {} for table in TABLES}
-    for part in parts:
-        for table, rows in part.items():
-            found[table] |= rows
-    return found
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize(("name", "num_steps"), [("full", 2), ("delta", 3)])
 def test_a_snapshot_of_format_1_is_loaded_and_continued(
     name: str, num_steps: int, world_size: int
 ) -> None:
-    def body(collective: Collective) -> list[Contents]:
-        with container(collective) as made:
-            loaded = made.load(str(FOLDER / name))
-            assert loaded.step == num_steps
-            assert loaded.states["mine"].values == {"loss": float("inf")}
-            assert loaded.states["mine"].arrays["w"].tolist() == list(range(6))
-            held = [contents(made)]
-            for ids in STEPS[num_steps:]:
-                train(made, ids)
-            return [*held, contents(made)]
+    def body(made: StepContainer) -> list[Contents]:
+        declare(made)
+        loaded = made.load(str(FOLDER / name))
+        assert loaded.step == num_steps
+        assert loaded.states["mine"].values == {"loss": float("inf")}
+        assert loaded.states["mine"].arrays["w"].tolist() == list(range(6))
+        held = [contents(made)]
+        for ids in STEPS[num_steps:]:
+            train(made, ids)
+        return [*held, contents(made)]
 
-    parts = run_ranks(world_size, body)
-    assert joined(each[0] for each in parts) == json.loads((FOLDER / f"{name}.json").read_text())
+    parts = run_containers(world_size, body, reduction=Reduction.SUM)
+    expected = json.loads((FOLDER / f"{name}.json").read_text())
+    assert join_rows([each[0] for each in parts], ["replicated"]) == expected
     # Filters and visits were loaded, too: 4 occurs for the second time, and 1 has expired.
-    went_on = joined(each[1] for each in parts)
+    went_on = join_rows([each[1] for each in parts], ["replicated"])
     assert went_on["counted"].keys() == went_on["bloom"].keys() == {"2", "3", "4"}
     assert went_on["expiring"].keys() == {"2", "3", "4", "5", str(2**63 - 1)}
 

@@ -33,16 +33,9 @@ from sparring.snapshot.retention import latest_snapshot, list_snapshots
 from sparring.snapshot.row_router import SnapshotOptions
 from sparring.snapshot.writer import SnapshotWriter
 from sparring_cli.snapshots.verify import verify_snapshot
+from sparring_testing.processes.table_steps import read_chunks
 
 from .snapshot_samples import ITEM, chunk_of, chunks_of, make_chunk, rows_by_key, save, small_files
-
-
-def expected(*chunks: ScanChunk) -> dict[int, tuple[bytes, int]]:
-    whole = chunk_of(*chunks)
-    return {
-        int(key): (row.tobytes(), int(score))
-        for key, row, score in zip(whole.keys, whole.rows, whole.scores, strict=True)
-    }
 
 
 @pytest.mark.parametrize("name", ["buffer_bytes", "small_bytes"])
@@ -56,7 +49,7 @@ def test_segments_can_be_read_for_any_memory_limit_of_the_writer(
     writer = SnapshotWriter(str(tmp_path / "a"), step=1, options=SnapshotOptions(**given))  # type: ignore[arg-type]
     writer.write_table(ITEM, [chunk])
     writer.finish()
-    assert rows_by_key(writer.commit(), "item") == expected(chunk)
+    assert rows_by_key(writer.commit(), "item") == read_chunks([chunk])
 
 
 def test_several_snapshots_in_one_folder_are_distinguished_by_their_manifests(
@@ -105,8 +98,8 @@ def test_rows_of_a_table_may_be_written_before_its_turn(tmp_path: Path) -> None:
         writer.write_ahead(ITEM, [])
     writer.finish()
     snapshot = writer.commit()
-    assert rows_by_key(snapshot) == expected(first, later)
-    assert rows_by_key(snapshot, "other") == expected(make_chunk(range(500), table=other))
+    assert rows_by_key(snapshot) == read_chunks([first, later])
+    assert rows_by_key(snapshot, "other") == read_chunks([make_chunk(range(500), table=other)])
     assert verify_snapshot(snapshot).is_sound
     whole = [entry for entry in snapshot.files("item") if entry.partitions == (0, 4096)]
     assert [entry.num_keys for entry in whole] == [1_000]
@@ -130,7 +123,7 @@ def test_a_reader_of_rows_written_early_reads_only_its_partitions(
     writer.write_table(ITEM, [])
     writer.finish()
     snapshot = writer.commit()
-    assert rows_by_key(snapshot) == expected(chunk)
+    assert rows_by_key(snapshot) == read_chunks([chunk])
     assert verify_snapshot(snapshot).is_sound
     files = snapshot.files("item")
     assert all(entry.partitions == (0, 4096) for entry in files)
@@ -184,7 +177,7 @@ def test_rows_and_scores_are_restored_bit_for_bit(
     rows = rng.integers(0, 256, (len(keys), config.row_bytes), np.uint8).view(table.numpy_dtype)
     chunk = ScanChunk(keys, rows, rng.integers(0, 2**64, len(keys), np.uint64))
     snapshot = save(tmp_path, 7, chunk, table=table, options=options)
-    assert rows_by_key(snapshot) == expected(chunk)
+    assert rows_by_key(snapshot) == read_chunks([chunk])
     assert count_rows(snapshot, "item") == len(keys)
     num_files = len(snapshot.files("item"))
     assert num_files == 1 if options is None else num_files >= 4
@@ -205,7 +198,7 @@ def test_the_safetensors_library_reads_the_files(tmp_path: Path) -> None:
                 scores = tensors[f"scores.{part}"]
                 for key, row, score in zip(keys, rows, scores, strict=True):
                     found[int(key)] = (row.tobytes(), int(score))
-        assert found == expected(chunk)
+        assert found == read_chunks([chunk])
 
 
 def test_files_are_divided_by_partition_and_only_the_requested_ones_are_read(
@@ -218,7 +211,7 @@ def test_files_are_divided_by_partition_and_only_the_requested_ones_are_read(
     for wanted in ([0, 1, 5], range(1024), range(1000, 1100), [4095], []):
         part = np.isin(partitions, np.asarray(list(wanted)))
         chosen = ScanChunk(chunk.keys[part], chunk.rows[part], chunk.scores[part])
-        assert rows_by_key(snapshot, partitions=wanted) == expected(chosen)
+        assert rows_by_key(snapshot, partitions=wanted) == read_chunks([chosen])
     for entry in snapshot.files("item"):
         if entry.partitions[0] >= 1024:
             (Path(snapshot.url) / entry.name).unlink()
@@ -316,11 +309,11 @@ def test_ranks_write_one_snapshot_together(tmp_path: Path) -> None:
         writer.finish()
         assert list_snapshots(tmp_path) == []
     snapshot = writers[0].commit()
-    assert rows_by_key(snapshot) == expected(chunk)
+    assert rows_by_key(snapshot) == read_chunks([chunk])
     assert [snapshot.state("random", rank).values["rank"] for rank in range(3)] == [0, 1, 2]
     for writer in writers[1:]:
         writer.abandon()
-    assert rows_by_key(open_snapshot(url)) == expected(chunk)
+    assert rows_by_key(open_snapshot(url)) == read_chunks([chunk])
     assert not list(tmp_path.glob(".*"))
 
 
@@ -379,7 +372,7 @@ def test_a_snapshot_is_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="by another attempt"):
         writers[0].commit()
     writers[0].abandon()
-    assert rows_by_key(won) == expected(make_chunk([1], 1))
+    assert rows_by_key(won) == read_chunks([make_chunk([1], 1)])
 
 
 def test_calls_out_of_order_are_rejected(tmp_path: Path) -> None:

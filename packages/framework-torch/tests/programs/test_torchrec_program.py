@@ -30,20 +30,32 @@ def run_torchrun(program: Path, num_ranks: int) -> str:
     return ran.stdout
 
 
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """The program after the translation of the page."""
+    translated = tmp_path / "train.py"
+    translated.write_text(PROGRAM.read_text())
+    (command,) = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+    subprocess.run(["sh", "-ec", command], cwd=tmp_path, check=True)
+    return translated
+
+
+def test_the_translation_of_the_page_replaces_every_import_of_torchrec(program: Path) -> None:
+    text = program.read_text()
+    compile(text, program, "exec")
+    assert not re.search(r"^ *(from|import) (torchrec|fbgemm_gpu)", text, re.M)
+    assert re.search(r"^ *from sparring_torch", text, re.M)
+
+
 @pytest.mark.parametrize(
     ("launch", "num_ranks"),
     [
-        pytest.param(run_forked_ranks, 2, id="forked-2"),
+        pytest.param(run_forked_ranks, 2, id="forked-2", marks=pytest.mark.slow),
         pytest.param(run_torchrun, 1, id="torchrun-1", marks=pytest.mark.long),
         pytest.param(run_torchrun, 2, id="torchrun-2", marks=pytest.mark.long),
     ],
 )
 def test_a_program_of_torchrec_runs_after_the_translation_of_the_page(
-    launch: Callable[[Path, int], str], num_ranks: int, tmp_path: Path
+    launch: Callable[[Path, int], str], num_ranks: int, program: Path
 ) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM.read_text())
-    (command,) = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.M | re.S)
-    subprocess.run(["sh", "-ec", command], cwd=tmp_path, check=True)
-    translated = (tmp_path / "train.py").read_text()
-    assert not re.search(r"^ *(from|import) (torchrec|fbgemm_gpu)", translated, re.M)
-    assert launch(tmp_path / "train.py", num_ranks).count("done") == num_ranks
+    assert launch(program, num_ranks).count("done") == num_ranks

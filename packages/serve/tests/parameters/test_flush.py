@@ -30,7 +30,7 @@ from sparring_serve.client.transport import Send
 from sparring_serve.parameters.push_failures import PushFailures
 from sparring_serve.parameters.push_window import Token
 from sparring_serve.parameters.service import ParameterService
-from sparring_testing.serving.memory_servers import open_learning_server
+from sparring_serve.testing.memory_servers import open_learning_server
 
 from .conftest import IDS, MakeShards, OneProcess, made_gradients
 

@@ -7,9 +7,6 @@ import os
 import shutil
 import signal
 import struct
-import subprocess
-import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,7 @@ from sparring_serve import (
 )
 from sparring_serve.parameters.push_log import PushLog
 from sparring_serve.server.lookup_server import LookupServer
+from sparring_serve.testing.serve_process import ServeProcess
 from sparring_testing.faults.damaged_file import flip_byte
 from sparring_testing.processes.waiting import free_ports
 
@@ -433,6 +431,7 @@ def test_pushes_of_another_number_of_shards_are_not_lost_silently(
     other.close()
 
 
+@pytest.mark.slow  # the other tests restart a server with the files that a kill would leave
 def test_acknowledged_pushes_survive_kill_9_of_the_process(
     tmp_path: Path, one_process: OneProcess
 ) -> None:
@@ -444,33 +443,14 @@ def test_acknowledged_pushes_survive_kill_9_of_the_process(
     seed = 0
     with ParameterClient(f"127.0.0.1:{port}") as client:
         for trial in range(2):
-            process = _served(path)
-            try:
+            with ServeProcess(path, "--role", "parameters", address=None) as server:
                 for _ in range(int(random.integers(3, 12))):
                     client.push(made_gradients(seed), deadline_seconds=60)
                     one_process.push(made_gradients(seed))
                     seed += 1
                 if trial == 0:
                     client.save(deadline_seconds=60)
-            finally:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-        process = _served(path)
-        try:
+                server.end(signal.SIGKILL)
+        with ServeProcess(path, "--role", "parameters", address=None):
             client.flush(deadline_seconds=60)
             assert_same_rows(client, one_process)
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _served(path: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "sparring", "serve", str(path), "--role", "parameters"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    end = time.monotonic() + 120
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "ready on" in line:
-            return process
-        assert time.monotonic() < end
-    raise AssertionError("the server did not start")

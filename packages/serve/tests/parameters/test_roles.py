@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,25 +10,17 @@ import pytest
 
 from sparring_cli.application import main
 from sparring_serve import ParameterClient
+from sparring_serve.testing.serve_process import ServeProcess
 
 
 def test_a_file_that_declares_parameters_starts_a_server_that_learns(tmp_path: Path) -> None:
     path = tmp_path / "parameters.yaml"
-    path.write_text("parameters: {tables: {item: {dim: 4}}, folders: [saved]}\n")
-    command = [sys.executable, "-m", "sparring", "serve", str(path), "server.address=127.0.0.1:0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as server:
-        assert server.stderr is not None
-        try:
-            log = ""
-            while not (found := re.search(r"ready on (\S+): ", log)):
-                line = server.stderr.readline()
-                assert line, log
-                log += line
-            with ParameterClient(found[1]) as client:
-                client.push({"item": ([7], np.ones((1, 4), np.float32))}, wait="applied")
-        finally:
-            server.terminate()
-    assert server.returncode == 0
+    folder = tmp_path / "saved"
+    path.write_text(f"parameters: {{tables: {{item: {{dim: 4}}}}, folders: ['{folder}']}}\n")
+    with ServeProcess(path) as server:
+        with ParameterClient(server.address) as client:
+            client.push({"item": ([7], np.ones((1, 4), np.float32))}, wait="applied")
+        assert server.end(signal.SIGTERM) == 0
 
 
 STACK = (

@@ -26,7 +26,7 @@ from sparring_serve import (
 )
 from sparring_serve.client.transport import Send
 from sparring_serve.testing import FaultyTransport
-from sparring_testing.serving.memory_servers import open_learning_server
+from sparring_serve.testing.memory_servers import open_learning_server
 
 from .conftest import IDS, TABLES, MakeShards, OneProcess, Shards, assert_same_rows, made_gradients
 

@@ -20,7 +20,8 @@ from sparring_serve import (
     Token,
     open_parameter_server,
 )
-from sparring_testing.serving.memory_servers import open_learning_server
+from sparring_serve.testing.memory_servers import open_learning_server
+from sparring_testing.processes.table_steps import choose_method, open_tables
 
 KEYS = np.arange(20)
 
@@ -37,30 +38,18 @@ def choice(server: LookupServer) -> StorageChoice:
 
 
 def trained(choice: StorageChoice, seed: int, steps: int = 10, lr: float = 0.1) -> np.ndarray:
-    """Returns the loss of an `EmbeddingBagCollection` at each step, with sparring's optimizer."""
+    """Returns the loss of an `EmbeddingBag` at each step, with sparring's optimizer."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    sparring_torch = pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
+    st = pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
+    losses, ids = [], torch.arange(20)[:, None]
     with StepContainer() as container:
-        module = sparring_torch.EmbeddingBagCollection(
-            [
-                sparring_torch.EmbeddingBagConfig(
-                    name="item", embedding_dim=4, feature_names=["item"], seed=3
-                )
-            ],
-            container=container,
-            storage=choice,
-        )
-        optimizer = sparring_torch.Optimizer(module, "adagrad", lr=lr)
-        losses = []
+        module = st.EmbeddingBag(4, name="item", seed=3, container=container, storage=choice)
+        optimizer = st.Optimizer(module, "adagrad", lr=lr)
         for _ in range(steps):
-            ids = torch.arange(20)
-            features = sparring_torch.KeyedJaggedTensor(
-                ["item"], ids, lengths=torch.ones(20, dtype=torch.int32)
-            )
-            loss = (module(features).values() - seed).square().mean()
+            optimizer.zero_grad()
+            loss = (module(ids) - seed).square().mean()
             loss.backward()
             optimizer.step()
-            optimizer.zero_grad()
             losses.append(loss.item())
     return np.array(losses)
 
@@ -157,19 +146,13 @@ def test_another_method_and_plain_writes_are_rejected(server: LookupServer) -> N
             storage.find([1])
     with pytest.raises(InvalidArgumentError, match=r"stores rows of 'float32 x 4 \+ 4 adagrad'"):
         open_storage("remote", TableConfig("item", 4).with_state(8, "adam"), **options)
-    with pytest.raises(InvalidArgumentError, match=r"eps=0.5, but the table"):
-        _push_with_eps(server)
-
-
-def _push_with_eps(server: LookupServer) -> None:
-    method = resolve_method("adagrad")
-    with StepContainer() as container:
-        container.declare(TableConfig("item", 4), choice(server))
+    with open_tables(TableConfig("item", 4), storage=choice(server)) as container:
         container.set_state("item", np.zeros(4, np.float32), "adagrad")
         container.storage("item")
         container.resources.accumulate_by_key("item", KEYS, np.ones((20, 4), np.float32))
-        chosen = MethodChoice(method, parse_hyper(method, {"lr": 0.1, "eps": 0.5}), 1)
-        container.apply_methods({"item": chosen})
+        method = choose_method(container, "adagrad", lr=0.1, eps=0.5)
+        with pytest.raises(InvalidArgumentError, match=r"eps=0.5, but the table"):
+            container.apply_methods(method)
 
 
 def test_an_initializer_that_the_service_would_ignore_is_rejected(server: LookupServer) -> None:

@@ -85,7 +85,10 @@ def rows(client: ParameterClient) -> set[float]:
 
 @pytest.mark.parametrize(
     "fault",
-    [signal.SIGKILL, signal.SIGSTOP, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+    [
+        signal.SIGKILL,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGSTOP, signal.SIGTERM)),
+    ],
 )
 def test_acknowledged_pushes_survive_their_leader(shard: Shard, fault: signal.Signals) -> None:
     with shard.client() as client:
@@ -109,6 +112,7 @@ def test_acknowledged_pushes_survive_their_leader(shard: Shard, fault: signal.Si
         assert rows(client) == {count + 1}
 
 
+@pytest.mark.slow  # test_replica.py and `reliability.follower_crashes` join followers without processes
 def test_a_save_lets_a_follower_join_without_old_pushes(shard: Shard) -> None:
     with shard.client() as client:
         count = wait_for_follower(client)

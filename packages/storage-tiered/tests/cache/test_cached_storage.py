@@ -10,23 +10,11 @@ import pytest
 from sparring.contracts.storage.results import Columns
 from sparring.errors import InvalidArgumentError, StorageIOError, UnsupportedError
 from sparring.storage.memory import MemoryOptions, MemoryStorage
+from sparring_testing.processes.waiting import wait_until
 
 from .publishing import TABLE, ReadOnly, Trainer, open_reader, rows_of
 
 KEYS = np.arange(100)
-
-
-@pytest.fixture
-def backend() -> MemoryStorage:
-    return MemoryStorage(TABLE)
-
-
-@pytest.fixture
-def trainer(backend: MemoryStorage, tmp_path: Path) -> Trainer:
-    made = Trainer(backend, tmp_path)
-    made.write(KEYS, 1)
-    assert made.publish() == -1
-    return made
 
 
 def test_rows_are_read_from_the_backend_once(trainer: Trainer, tmp_path: Path) -> None:
@@ -109,7 +97,7 @@ def test_cleared_rows_read_as_absent(trainer: Trainer, tmp_path: Path) -> None:
         trainer.container.storage("item").clear()
         assert trainer.publish() == -1
         reader.refresh()
-        _wait_until_dropped(reader)
+        wait_until(lambda: reader.counters().rows_to_drop == 0)
         assert not reader.find(KEYS).found.any()
 
 
@@ -129,7 +117,7 @@ def test_a_missed_note_empties_the_cache_gradually(backend: MemoryStorage, tmp_p
         assert counters.missed_notes == 1
         assert counters.cached_rows > 900  # never at once
         assert 0 < counters.rows_to_drop <= 1_000
-        _wait_until_dropped(reader)
+        wait_until(lambda: reader.counters().rows_to_drop == 0)
         assert reader.counters().cached_rows == 0
         assert (reader.find(keys).rows == rows_of(keys, np.where(keys < 10, 7, 1))).all()
 
@@ -142,7 +130,7 @@ def test_a_restarted_trainer_covers_unpublished_changes(trainer: Trainer, tmp_pa
         again.write(KEYS[10:20], 2)
         assert again.publish() == -1
         reader.refresh()
-        _wait_until_dropped(reader)
+        wait_until(lambda: reader.counters().rows_to_drop == 0)
         assert (reader.find(KEYS).rows == rows_of(KEYS, np.where(KEYS < 20, 2, 1))).all()
 
 
@@ -164,7 +152,7 @@ def test_missing_notes_are_noticed(trainer: Trainer, tmp_path: Path) -> None:
             trainer.publish()
         trainer.publish()
         reader.refresh()
-        _wait_until_dropped(reader)
+        wait_until(lambda: reader.counters().rows_to_drop == 0)
         assert (reader.find(KEYS).rows == rows_of(KEYS, 9)).all()
 
 
@@ -180,7 +168,7 @@ def test_a_restarted_sequence_of_notes_is_noticed_by_its_first_note(
         again.write(KEYS, 9)
         again.publish()
         assert reader.refresh()
-        _wait_until_dropped(reader)
+        wait_until(lambda: reader.counters().rows_to_drop == 0)
         assert (reader.find(KEYS).rows == rows_of(KEYS, 9)).all()
 
 
@@ -232,9 +220,9 @@ def test_the_timer_applies_notes(trainer: Trainer, tmp_path: Path) -> None:
         reader.find(KEYS)
         trainer.write(KEYS, 2)
         trainer.publish()
-        _wait(lambda: reader.counters().step == 2)
+        wait_until(lambda: reader.counters().step == 2)
         assert reader.find(KEYS).rows[0, 0] == 2
-        _wait(lambda: reader.counters().behind_seconds < 0.5)
+        wait_until(lambda: reader.counters().behind_seconds < 0.5)
 
 
 def test_many_erased_keys_cause_a_new_filter(backend: MemoryStorage, tmp_path: Path) -> None:
@@ -285,16 +273,3 @@ def test_a_cache_that_rejects_rows_is_rejected(trainer: Trainer, tmp_path: Path)
     log = FolderLog(str(tmp_path), "item")
     with pytest.raises(InvalidArgumentError, match="a policy that evicts"):
         CachedStorage(TABLE, full, ReadOnly(trainer.backend), log, RefreshOptions())
-
-
-def _wait_until_dropped(reader: object) -> None:
-    _wait(lambda: reader.counters().rows_to_drop == 0)  # type: ignore[attr-defined]
-
-
-def _wait(is_so: object, seconds: float = 10.0) -> None:
-    import time
-
-    end = time.monotonic() + seconds
-    while not is_so():  # type: ignore[operator]
-        assert time.monotonic() < end
-        time.sleep(0.005)

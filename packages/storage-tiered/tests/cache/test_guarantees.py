@@ -23,24 +23,12 @@ from sparring.errors import StorageIOError
 from sparring.storage.memory import MemoryStorage
 from sparring.updates.resolve import parse_hyper, resolve_method
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
+from sparring_testing.processes.waiting import wait_until
 from sparring_tiered import ChangePublisher, FolderLog
 
 from .publishing import TABLE, ReadOnly, Trainer, open_reader, rows_of
 
 KEYS = np.arange(100)
-
-
-@pytest.fixture
-def backend() -> MemoryStorage:
-    return MemoryStorage(TABLE)
-
-
-@pytest.fixture
-def trainer(backend: MemoryStorage, tmp_path: Path) -> Trainer:
-    made = Trainer(backend, tmp_path)
-    made.write(KEYS, 1)
-    made.publish()
-    return made
 
 
 class Once:
@@ -286,13 +274,6 @@ class Raises:
 
     def __call__(self, *_: object) -> Any:
         raise self._kind
-
-
-def wait_until(is_done: Any) -> None:
-    end = time.monotonic() + 20
-    while not is_done():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 class Killed(BaseException):

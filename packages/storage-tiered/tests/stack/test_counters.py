@@ -11,24 +11,20 @@ import numpy as np
 import pytest
 
 from sparring.contracts.storage.results import Columns, EvictedRows, Keys, Rows, Scores
-from sparring.contracts.storage.storage import Storage
 from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.admission import Frequency
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.runtime.events import EventLoop
-from sparring.storage.memory import MemoryOptions, MemoryStorage
 from sparring.storage.open import open_storage
 from sparring.storage.update import update_rows
 from sparring.updates.builtin import BUILTIN_METHODS
-from sparring_tiered import TieredOptions, TieredStorage
+from sparring_tiered import TieredStorage
 
 from ..faulty_storage import FaultyStorage
+from .stacks import KEYS, ROWS, TABLE, memory, stack_of
 
-TABLE = TableConfig("films", 3)
-KEYS = np.arange(100)
 UNSEEN = np.arange(1_000, 1_050)
-ROWS = np.arange(300, dtype=np.float32).reshape(100, 3)
 SECONDS = 0.01
 PART = Columns(0, 2)
 PART_BYTES = 2 * 4
@@ -50,17 +46,6 @@ class Slow(FaultyStorage):
     def _erase_impl(self, keys: Keys) -> int:
         time.sleep(SECONDS)
         return super()._erase_impl(keys)
-
-
-def memory(capacity: int | None = None) -> MemoryStorage:
-    policy = "none" if capacity is None else "lru"
-    return MemoryStorage(TABLE, MemoryOptions(capacity=capacity, policy=policy))  # type: ignore[arg-type]
-
-
-def stack_of(*tiers: Storage, **options: Any) -> TieredStorage:
-    names = ("memory",) * len(tiers)
-    made = TieredOptions(tiers=names, **options)  # type: ignore[arg-type]
-    return TieredStorage(TABLE, made, list(zip(names, tiers, strict=True)))
 
 
 @pytest.fixture

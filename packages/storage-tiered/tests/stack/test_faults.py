@@ -31,7 +31,6 @@ from sparring.contracts.tables.table import TableConfig
 from sparring.errors import CapacityError, DeadlineError, StorageIOError
 from sparring.kernels import functions as kernels
 from sparring.runtime.events import BackgroundError, EventLoop
-from sparring.storage.memory import MemoryOptions, MemoryStorage
 from sparring.storage.native import get_capsule
 from sparring.storage.open import open_storage
 from sparring.storage.update import update_rows
@@ -39,6 +38,7 @@ from sparring.updates.builtin import BUILTIN_METHODS
 from sparring_tiered import TieredOptions, TieredStorage
 
 from ..faulty_storage import FaultyStorage
+from .stacks import memory
 
 TABLE = TableConfig("films", 3, initializer="zeros")
 SGD = BUILTIN_METHODS["sgd"]
@@ -53,10 +53,6 @@ FAILURES = (StorageIOError, DeadlineError, CapacityError)
 COUNT = st.integers(0, 30)
 VERSIONS = 1_000
 """From one upsert to the next; updates of rows lie between."""
-
-
-def memory(capacity: int | None = None, policy: str = "none") -> Storage:
-    return MemoryStorage(TABLE, MemoryOptions(capacity=capacity, policy=policy))
 
 
 def rows_of(version: int, count: int) -> np.ndarray[Any, Any]:
@@ -126,10 +122,10 @@ class StackMachine(RuleBasedStateMachine):
     needs: ClassVar[tuple[str, ...]] = ()
 
     def above(self, size: int) -> tuple[str, Storage]:
-        return "memory", memory(size, "lru")
+        return "memory", memory(size, table=TABLE)
 
     def below(self) -> Storage:
-        return memory()
+        return memory(table=TABLE)
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.errors import StorageIOError
 from sparring.runtime.events import EventLoop
-from sparring.storage.memory import MemoryOptions, MemoryStorage
-from sparring_tiered import TieredOptions, TieredStorage
+from sparring.storage.memory import MemoryStorage
+from sparring_tiered import TieredStorage
 
 from ..faulty_storage import FaultyStorage
+from .stacks import TABLE, memory, stack_of
 
-TABLE = TableConfig("films", 3)
 KEYS = np.arange(60)
 ROWS = np.arange(180, dtype=np.float32).reshape(60, 3)
 
@@ -60,12 +59,7 @@ def events() -> Iterator[EventLoop]:
 
 
 def stack_over(disk: Disk, num_above: int, options: dict[str, Any]) -> TieredStorage:
-    above = [
-        MemoryStorage(TABLE, MemoryOptions(capacity=8 * place, policy="lru"))
-        for place in range(1, num_above + 1)
-    ]
-    made = TieredOptions(tiers=("memory",) * (num_above + 1), **options)  # type: ignore[arg-type]
-    return TieredStorage(TABLE, made, [*(("memory", each) for each in above), ("disk", disk)])
+    return stack_of(*(memory(8 * place) for place in range(1, num_above + 1)), disk, **options)
 
 
 def rows_of(keys: Any) -> dict[int, list[float]]:

@@ -19,7 +19,7 @@ from sparring.errors import (
     InvalidArgumentError,
     StorageIOError,
 )
-from sparring.storage.memory import MemoryOptions, MemoryStorage
+from sparring.storage.memory import MemoryStorage
 from sparring.storage.native import NativeStorage, get_capsule
 from sparring.storage.open import open_storage
 from sparring.storage.update import update_rows
@@ -27,19 +27,7 @@ from sparring.updates.builtin import BUILTIN_METHODS
 from sparring_tiered import TieredOptions, TieredStorage
 
 from ..faulty_storage import FaultyStorage
-
-TABLE = TableConfig("films", 3)
-KEYS = np.arange(100)
-ROWS = np.arange(300, dtype=np.float32).reshape(100, 3)
-
-
-def memory(capacity: int | None = None, policy: str = "none") -> MemoryStorage:
-    return MemoryStorage(TABLE, MemoryOptions(capacity=capacity, policy=policy))  # type: ignore[arg-type]
-
-
-def stack_of(*tiers: Storage, **options: Any) -> TieredStorage:
-    named = [("memory", tier) for tier in tiers]
-    return TieredStorage(TABLE, TieredOptions(tiers=("memory",) * len(tiers), **options), named)
+from .stacks import KEYS, ROWS, TABLE, memory, stack_of
 
 
 def keys_in(storage: Storage) -> set[int]:
@@ -63,7 +51,7 @@ class Watched(FaultyStorage):
 
 
 def test_rows_evicted_from_the_first_tier_are_stored_in_the_next() -> None:
-    first, second, third = memory(10, "lru"), memory(20, "lru"), memory()
+    first, second, third = memory(10), memory(20), memory()
     stack = stack_of(first, second, third)
     for key in KEYS:
         stack.upsert([key], ROWS[key : key + 1])
@@ -75,7 +63,7 @@ def test_rows_evicted_from_the_first_tier_are_stored_in_the_next() -> None:
 
 
 def test_find_changes_no_tier_and_the_next_write_promotes_the_found_rows() -> None:
-    first, last = memory(10, "lru"), Watched(memory())
+    first, last = memory(10), Watched(memory())
     stack = stack_of(first, last)
     stack.upsert(KEYS, ROWS)
     stack.flush()
@@ -97,7 +85,7 @@ def test_find_changes_no_tier_and_the_next_write_promotes_the_found_rows() -> No
 
 @pytest.mark.parametrize(("policy", "reads"), [("always", 1), ("second_touch", 2), ("never", None)])
 def test_promotion_follows_its_policy(policy: str, reads: int | None) -> None:
-    first = memory(10, "lru")
+    first = memory(10)
     stack = stack_of(first, memory(), promote=policy)
     stack.upsert(KEYS, ROWS)
     (wanted,) = (key for key in KEYS.tolist()[:1] if key not in keys_in(first))
@@ -108,7 +96,7 @@ def test_promotion_follows_its_policy(policy: str, reads: int | None) -> None:
 
 
 def test_a_row_that_was_only_read_is_not_written_to_a_lower_tier_again() -> None:
-    first, last = memory(10, "lru"), Watched(memory())
+    first, last = memory(10), Watched(memory())
     stack = stack_of(first, last)
     stack.upsert(KEYS, ROWS)
     stack.flush()
@@ -123,7 +111,7 @@ def test_a_row_that_was_only_read_is_not_written_to_a_lower_tier_again() -> None
 
 def test_unknown_keys_cost_no_request() -> None:
     last = Watched(memory())
-    stack = stack_of(memory(10, "lru"), last)
+    stack = stack_of(memory(10), last)
     stack.upsert(KEYS, ROWS)
     asked = last.num_asked
     assert not stack.find(np.arange(1_000, 21_000)).found.any()
@@ -137,7 +125,7 @@ def test_unknown_keys_cost_no_request() -> None:
 def test_filter_is_rebuilt_after_many_erasures() -> None:
     many = np.arange(10_000)
     last = Watched(memory())
-    stack = stack_of(memory(10, "lru"), last)
+    stack = stack_of(memory(10), last)
     stack.upsert(many, np.ones((10_000, 3), np.float32))
     assert stack.erase(many[:9_000]) == 9_000
     asked = last.num_asked
@@ -148,7 +136,7 @@ def test_filter_is_rebuilt_after_many_erasures() -> None:
 def test_stack_over_a_tier_with_rows_finds_them() -> None:
     last = memory()
     last.upsert(KEYS, ROWS)
-    stack = stack_of(memory(10, "lru"), last)
+    stack = stack_of(memory(10), last)
     assert stack.size == 100
     assert np.array_equal(stack.find(KEYS).rows, ROWS)
     stack.upsert(KEYS[:5], ROWS[5:10])
@@ -156,7 +144,7 @@ def test_stack_over_a_tier_with_rows_finds_them() -> None:
 
 
 def test_upper_tier_with_old_rows_is_counted_once() -> None:
-    first, last = memory(50, "lru"), memory()
+    first, last = memory(50), memory()
     last.upsert(KEYS[:60], ROWS[:60])
     first.upsert(KEYS[40:80], ROWS[:40])
     stack = stack_of(first, last)
@@ -167,7 +155,7 @@ def test_upper_tier_with_old_rows_is_counted_once() -> None:
 
 def test_failure_of_a_lower_tier_is_raised_by_the_next_write_which_changes_nothing() -> None:
     last = FaultyStorage(memory())
-    stack = stack_of(memory(10, "lru"), last)
+    stack = stack_of(memory(10), last)
     stack.upsert(KEYS[:10], ROWS[:10])
     last.breakage = "writes"
     stack.upsert(KEYS[10:20], ROWS[10:20])
@@ -190,7 +178,7 @@ def test_failure_of_a_lower_tier_is_raised_by_the_next_write_which_changes_nothi
 
 def test_deadline_error_of_a_lower_tier_keeps_its_class() -> None:
     last = FaultyStorage(memory())
-    stack = stack_of(memory(10, "lru"), last)
+    stack = stack_of(memory(10), last)
     stack.upsert(KEYS[:10], ROWS[:10])
     last.breakage = "slow"
     stack.upsert(KEYS[10:20], ROWS[10:20])
@@ -200,7 +188,7 @@ def test_deadline_error_of_a_lower_tier_keeps_its_class() -> None:
 
 def test_full_write_buffer_rejects_a_write_before_anything_changes() -> None:
     last = FaultyStorage(memory())
-    stack = stack_of(memory(10, "lru"), last, buffer_bytes=15 * (TABLE.row_bytes + 16))
+    stack = stack_of(memory(10), last, buffer_bytes=15 * (TABLE.row_bytes + 16))
     stack.upsert(KEYS[:10], ROWS[:10])
     last.breakage = "writes"
     stack.upsert(KEYS[10:20], ROWS[10:20])
@@ -216,8 +204,8 @@ def test_full_write_buffer_rejects_a_write_before_anything_changes() -> None:
 
 
 def test_write_through_stores_the_row_in_the_lower_tier_before_it_returns() -> None:
-    middle, last = memory(20, "lru"), FaultyStorage(memory())
-    stack = stack_of(memory(10, "lru"), middle, last, write="through")
+    middle, last = memory(20), FaultyStorage(memory())
+    stack = stack_of(memory(10), middle, last, write="through")
     stack.upsert(KEYS[:30], ROWS[:30])
     assert np.array_equal(last.find(KEYS[:30]).rows, ROWS[:30])
     last.breakage = "writes"
@@ -228,7 +216,7 @@ def test_write_through_stores_the_row_in_the_lower_tier_before_it_returns() -> N
 
 def test_updates_are_also_written_through() -> None:
     last = memory()
-    stack = stack_of(memory(10, "lru"), last, write="through")
+    stack = stack_of(memory(10), last, write="through")
     method = BUILTIN_METHODS["sgd"]()
     choice = MethodChoice(method, BUILTIN_METHODS["sgd"].hyperparameters(lr=0.5), 1)
     stack.upsert(KEYS[:5], np.ones((5, 3), np.float32))
@@ -237,7 +225,7 @@ def test_updates_are_also_written_through() -> None:
 
 
 def test_bounded_stack_returns_the_rows_that_its_last_tier_evicts() -> None:
-    stack = stack_of(memory(10, "lru"), memory(20, "lru"))
+    stack = stack_of(memory(10), memory(20))
     assert stack.capacity == 30
     assert stack.capabilities.evicts
     held = {}
@@ -252,7 +240,7 @@ def test_bounded_stack_returns_the_rows_that_its_last_tier_evicts() -> None:
 
 
 def test_native_handle_of_a_stack_reads_and_writes_it() -> None:
-    stack = stack_of(memory(10, "lru"), memory())
+    stack = stack_of(memory(10), memory())
     handle = NativeStorage(get_capsule(stack), TABLE)
     handle.upsert(KEYS, ROWS)
     assert handle.size == 100
@@ -277,7 +265,7 @@ def test_a_closed_stack_frees_rows_in_memory_and_finds_none() -> None:
 
 def test_first_tier_that_rejects_rows_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match=r"tier 0 .* does not evict.*lru"):
-        stack_of(memory(10), memory())
+        stack_of(memory(10, "none"), memory())
     options = TieredOptions(tiers=("memory", "memory"))  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="found 1 tiers"):
         TieredStorage(TABLE, options, [("memory", memory())])
@@ -291,7 +279,7 @@ def test_tier_for_another_table_is_rejected() -> None:
 
 def test_failed_erase_restores_no_older_row() -> None:
     last = FaultyStorage(memory())
-    stack = stack_of(memory(10, "lru"), last)
+    stack = stack_of(memory(10), last)
     stack.upsert(KEYS[:5], ROWS[:5])
     stack.flush()
     stack.upsert(KEYS[:5], ROWS[50:55])
@@ -303,7 +291,7 @@ def test_failed_erase_restores_no_older_row() -> None:
 
 def test_partly_failed_erase_loses_no_row_that_is_still_found() -> None:
     last = FaultyStorage(memory())
-    stack = stack_of(memory(10, "lru"), last)
+    stack = stack_of(memory(10), last)
     stack.upsert(KEYS[:6], ROWS[:6])
     stack.flush()  # the rows above are clean now
     last.breakage = "halfway"
@@ -317,7 +305,7 @@ def test_partly_failed_erase_loses_no_row_that_is_still_found() -> None:
 
 
 def test_reads_of_a_save_are_not_counted() -> None:
-    stack = stack_of(memory(10, "lru"), memory(20, "lru"), memory())
+    stack = stack_of(memory(10), memory(20), memory())
     stack.upsert(KEYS, ROWS)
     stack.find(KEYS[:5])
     before = [tier.as_dict() for tier in stack.tier_counters()]

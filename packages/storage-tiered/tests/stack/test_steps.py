@@ -17,23 +17,15 @@ from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.errors import DeadlineError, StorageIOError
 from sparring.runtime.events import BackgroundError
-from sparring.storage.memory import MemoryOptions, MemoryStorage
+from sparring.storage.memory import MemoryStorage
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
-from sparring_tiered import TieredOptions, TieredStorage
+from sparring_tiered import TieredStorage
 
 from ..faulty_storage import FaultyStorage
+from .stacks import KEYS, TABLE, memory, stack_of
 
-TABLE = TableConfig("films", 3)
 PLAIN = TableConfig("actors", 3)
-KEYS = np.arange(100)
 ROOM = 15 * (TABLE.row_bytes + 16)
-
-
-@pytest.fixture
-def last() -> Any:
-    made = FaultyStorage(MemoryStorage(TABLE))
-    yield made
-    made.breakage = None
 
 
 class Ones:
@@ -50,10 +42,8 @@ class Ones:
 
 def declare(container: StepContainer, last: FaultyStorage, **options: Any) -> StepContainer:
     """A plain table, and one whose last tier may fail; both are written by each step."""
-    first = MemoryStorage(TABLE, MemoryOptions(capacity=10, policy="lru"))
-    made = TieredOptions(tiers=("memory", "memory"), **options)  # type: ignore[arg-type]
     container.declare(PLAIN, MemoryStorage(PLAIN))
-    container.declare(TABLE, TieredStorage(TABLE, made, [("memory", first), ("memory", last)]))
+    container.declare(TABLE, stack_of(memory(10), last, **options))
     return container
 
 

@@ -17,32 +17,17 @@ import pytest
 
 from sparring.contracts.storage.storage import Storage, write_note
 from sparring.contracts.storage.updates import MethodChoice
-from sparring.contracts.tables.table import TableConfig
 from sparring.errors import CapacityError, ClosedError, DeadlineError, StorageIOError
 from sparring.runtime.events import BackgroundError, EventLoop
-from sparring.storage.memory import MemoryOptions, MemoryStorage
 from sparring.storage.open import open_storage
 from sparring.storage.update import update_rows
 from sparring.updates.builtin import BUILTIN_METHODS
-from sparring_tiered import TieredOptions, TieredStorage
+from sparring_tiered import TieredStorage
 
 from ..faulty_storage import FaultyStorage
+from .stacks import KEYS, ROWS, TABLE, memory, stack_of
 
-TABLE = TableConfig("films", 3)
-KEYS = np.arange(100)
-ROWS = np.arange(300, dtype=np.float32).reshape(100, 3)
 ROW_BYTES = TABLE.row_bytes + 16
-
-
-def memory(capacity: int | None = None, table: TableConfig = TABLE) -> MemoryStorage:
-    policy = "none" if capacity is None else "lru"
-    return MemoryStorage(table, MemoryOptions(capacity=capacity, policy=policy))  # type: ignore[arg-type]
-
-
-def stack_of(*tiers: Storage, **options: Any) -> TieredStorage:
-    names = ("memory",) * len(tiers)
-    made = TieredOptions(tiers=names, **options)  # type: ignore[arg-type]
-    return TieredStorage(tiers[0].table, made, list(zip(names, tiers, strict=True)))
 
 
 @pytest.fixture
@@ -50,13 +35,6 @@ def events() -> Iterator[EventLoop]:
     with EventLoop() as made:
         yield made
         made.drain()
-
-
-@pytest.fixture
-def last() -> Iterator[FaultyStorage]:
-    made = FaultyStorage(memory())
-    yield made
-    made.breakage = None
 
 
 def beside(events: EventLoop, last: Storage, **options: Any) -> TieredStorage:

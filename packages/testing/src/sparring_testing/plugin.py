@@ -7,12 +7,16 @@ enables detailed messages of failed assertions in the kit.
 from __future__ import annotations
 
 import pkgutil
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import sparring_testing as testing
 from sparring_testing.devices import list_test_devices, why_unavailable
+
+if TYPE_CHECKING:
+    from sparring_testing.processes.child_processes import ChildProcesses
 
 pytest_plugins = ["sparring_testing.fixtures.services", "sparring_testing.fixtures.runs"]
 
@@ -66,3 +70,14 @@ def fake_gpus() -> Any:
     fake = imitation.open_fake_nccl()
     fake.library.fake_reset()
     return fake
+
+
+@pytest.fixture
+def child_processes() -> Iterator[ChildProcesses]:
+    """Starts processes, and kills them at the end of the test."""
+    # Imported on demand, because pytest rewrites the assertions of modules that are not imported yet.
+    from sparring_testing.processes.child_processes import ChildProcesses
+
+    made = ChildProcesses()
+    yield made
+    made.end()

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 
-from sparring_cli.application import main
+from sparring_testing.fixtures.runs import RunCommand
 from sparring_testing.processes.plugin_site import Site
 from sparring_train.config.reading.loader import parse_config
 
@@ -81,57 +78,32 @@ FRAMEWORK = """
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def run(
+    site: Site, run_sparring: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> RunCommand:
+    """Runs `sparring` in a folder with run.yaml, with the framework acme."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-    for variable in ("FORCE_COLOR", "TTY_COMPATIBLE", "PY_COLORS"):
-        monkeypatch.delenv(variable, raising=False)
-    (tmp_path / "run.yaml").write_text(RATINGS)
-    site = Site(tmp_path / "site", monkeypatch)
+    Path("run.yaml").write_text(RATINGS)
     site.install("acme-frame", FRAMEWORK)
-    return site
-
-
-Run = Callable[..., "Ending"]
-
-
-class Ending:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code = code
-        self.out = out
-        self.err = err
-
-    @property
-    def last_json(self) -> Any:
-        return json.loads(self.out.splitlines()[-1])
-
-
-@pytest.fixture
-def run(site: Site, capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str) -> Ending:
-        code = main(arguments)
-        captured = capsys.readouterr()
-        return Ending(code, captured.out, captured.err)
-
-    return run
+    return run_sparring
 
 
 # -- train ----------------------------------------------------------------------
 
 
-def test_trace_reports_its_file(run: Run) -> None:
+def test_trace_reports_its_file(run: RunCommand) -> None:
     assert "trace path: out.json" in run("train", "run.yaml", "--trace", "out.json").out
     assert "trace path" not in run("train", "run.yaml").out
 
 
-def test_train_prints_metrics_rows_and_time(run: Run) -> None:
+def test_train_prints_metrics_rows_and_time(run: RunCommand) -> None:
     ending = run("train", "run.yaml")
     assert ending.code == 0
     for part in ("test rmse", "0.8750", "best possible 0.8600", "9,000", "report.html"):
         assert part in ending.out
 
 
-def test_many_tables_are_summarized(site: Site, run: Run) -> None:
+def test_many_tables_are_summarized(site: Site, run: RunCommand) -> None:
     source = FRAMEWORK.replace(
         'rows={"user": 610, "item": 9000}', 'rows={f"c{i}": 10 * i for i in range(1, 27)}'
     )
@@ -142,7 +114,7 @@ def test_many_tables_are_summarized(site: Site, run: Run) -> None:
     assert "from 10 (c1) to 260 (c26)" in ending.out
 
 
-def test_train_json_is_the_last_line_of_standard_output(run: Run) -> None:
+def test_train_json_is_the_last_line_of_standard_output(run: RunCommand) -> None:
     ending = run("train", "run.yaml", "--json")
     assert ending.last_json == {
         "metrics": {"rmse": 0.875},
@@ -153,7 +125,7 @@ def test_train_json_is_the_last_line_of_standard_output(run: Run) -> None:
     assert len(ending.out.splitlines()) == 1
 
 
-def test_skipped_gradients_are_reported(site: Site, run: Run) -> None:
+def test_skipped_gradients_are_reported(site: Site, run: RunCommand) -> None:
     skipped = 'skipped={"rows_skipped_non_finite": 7},\n            seconds=1.5'
     (site.folder / "acme_frame_plugin.py").write_text(
         dedent(FRAMEWORK.replace("seconds=1.5", skipped))
@@ -162,7 +134,7 @@ def test_skipped_gradients_are_reported(site: Site, run: Run) -> None:
     assert run("train", "run.yaml", "--json").last_json["rows_skipped_non_finite"] == 7
 
 
-def test_gradients_that_were_not_admitted_are_reported(site: Site, run: Run) -> None:
+def test_gradients_that_were_not_admitted_are_reported(site: Site, run: RunCommand) -> None:
     dropped = 'not_admitted={"user": 1200, "item": 34567},\n            seconds=1.5'
     (site.folder / "acme_frame_plugin.py").write_text(
         dedent(FRAMEWORK.replace("seconds=1.5", dropped))
@@ -177,18 +149,18 @@ def test_gradients_that_were_not_admitted_are_reported(site: Site, run: Run) -> 
     }
 
 
-def test_json_stays_json_when_a_metric_is_not_finite(run: Run) -> None:
+def test_json_stays_json_when_a_metric_is_not_finite(run: RunCommand) -> None:
     assert run("train", "run.yaml", "seed=6", "--json").last_json["metrics"] == {"rmse": None}
 
 
-def test_progress_goes_to_standard_error(run: Run) -> None:
+def test_progress_goes_to_standard_error(run: RunCommand) -> None:
     ending = run("train", "run.yaml", "--json")
     assert "step 1 of 3  loss 1.0000" in ending.err
     assert "step 3  test rmse 0.8750" in ending.err
     assert "\x1b" not in ending.err
 
 
-def test_overrides_reach_the_framework(run: Run) -> None:
+def test_overrides_reach_the_framework(run: RunCommand) -> None:
     assert "1,024" not in run("train", "run.yaml", "data.batch_size=7").err
     ending = run("train", "run.yaml", "storage.backend=memry")
     assert ending.code == 2
@@ -204,14 +176,14 @@ def test_overrides_reach_the_framework(run: Run) -> None:
     ],
 )
 def test_an_error_is_one_message_and_an_exit_code(
-    run: Run, seed: int, code: int, message: str
+    run: RunCommand, seed: int, code: int, message: str
 ) -> None:
     ending = run("train", "run.yaml", f"seed={seed}")
     assert (ending.code, ending.out, ending.err) == (code, "", message)
 
 
 def test_a_file_of_examples_needs_a_configuration_on_several_ranks(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("log.csv").write_text("user,clicked\n1,0\n")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -221,24 +193,24 @@ def test_a_file_of_examples_needs_a_configuration_on_several_ranks(
     assert not Path("log.yaml").exists()
 
 
-def test_debug_shows_the_origin_of_an_error(site: Site) -> None:
+def test_debug_shows_the_origin_of_an_error(site: Site, run: RunCommand) -> None:
     done = sparring("--debug", "train", "run.yaml", "seed=1", site=site)
     assert done.returncode not in (0, 130)
     assert "Traceback" in done.stderr
     assert "in train" in done.stderr
 
 
-def test_a_bug_is_not_hidden(run: Run) -> None:
+def test_a_bug_is_not_hidden(run: RunCommand) -> None:
     with pytest.raises(ZeroDivisionError):
         run("train", "run.yaml", "seed=3")
 
 
-def test_an_interrupt_ends_with_130(run: Run) -> None:
+def test_an_interrupt_ends_with_130(run: RunCommand) -> None:
     ending = run("train", "run.yaml", "seed=4")
     assert (ending.code, ending.err) == (130, "error: stopped by Ctrl-C\n")
 
 
-def test_ctrl_c_ends_the_process_with_130_and_no_traceback(site: Site) -> None:
+def test_ctrl_c_ends_the_process_with_130_and_no_traceback(site: Site, run: RunCommand) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "sparring", "train", "run.yaml", "seed=5"],
         stdout=subprocess.PIPE,
@@ -260,7 +232,7 @@ def test_ctrl_c_ends_the_process_with_130_and_no_traceback(site: Site) -> None:
     assert "Traceback" not in err
 
 
-def test_a_framework_that_cannot_run_here_reports_the_reason(site: Site, run: Run) -> None:
+def test_a_framework_that_cannot_run_here_reports_the_reason(site: Site, run: RunCommand) -> None:
     source = FRAMEWORK.replace('module="acme"', "module='acme', unavailable=lambda: 'no device'")
     (site.folder / "acme_frame_plugin.py").write_text(dedent(source))
     ending = run("train", "run.yaml")
@@ -271,12 +243,12 @@ def test_a_framework_that_cannot_run_here_reports_the_reason(site: Site, run: Ru
 # -- config ---------------------------------------------------------------------
 
 
-def test_config_check_prints_one_line(run: Run) -> None:
+def test_config_check_prints_one_line(run: RunCommand) -> None:
     ending = run("config", "check", "run.yaml")
     assert (ending.code, ending.out, ending.err) == (0, "run.yaml: correct\n", "")
 
 
-def test_config_check_lists_every_error(run: Run) -> None:
+def test_config_check_lists_every_error(run: RunCommand) -> None:
     ending = run("config", "check", "run.yaml", "sead=1", "training.epochs=0")
     assert (ending.code, ending.out) == (2, "")
     assert ending.err.splitlines() == [
@@ -287,26 +259,26 @@ def test_config_check_lists_every_error(run: Run) -> None:
     ]
 
 
-def test_config_check_validates_options_of_backends(run: Run) -> None:
+def test_config_check_validates_options_of_backends(run: RunCommand) -> None:
     ending = run("config", "check", "run.yaml", "storage.options.capasity=3")
     assert ending.code == 2
     assert "unknown key 'capasity' in storage.options (did you mean capacity?)" in ending.err
 
 
-def test_config_show_prints_the_effective_configuration(run: Run) -> None:
+def test_config_show_prints_the_effective_configuration(run: RunCommand) -> None:
     ending = run("config", "show", "run.yaml", "training.epochs=7")
     assert ending.code == 0
     given = ["training.epochs=7", f"data.path={Path.cwd() / 'ratings.csv'}"]
     assert parse_config(ending.out) == parse_config(RATINGS, given)
 
 
-def test_a_missing_file_is_a_clean_error(run: Run) -> None:
+def test_a_missing_file_is_a_clean_error(run: RunCommand) -> None:
     ending = run("config", "show", "nothing.yaml")
     assert ending.code == 2
     assert ending.err.startswith("nothing.yaml: cannot read the file (found no such file")
 
 
-def test_a_non_finite_metric_is_null_and_reported_on_standard_error(run: Run) -> None:
+def test_a_non_finite_metric_is_null_and_reported_on_standard_error(run: RunCommand) -> None:
     ending = run("train", "run.yaml", "seed=6", "--json")
     assert ending.code == 0
     assert ending.last_json["metrics"] == {"rmse": None}
@@ -322,12 +294,12 @@ def test_a_non_finite_metric_is_null_and_reported_on_standard_error(run: Run) ->
 
 
 @pytest.mark.parametrize("arguments", [["train"], ["config"], ["train", "--nonsense"]])
-def test_wrong_usage_ends_with_2(run: Run, arguments: list[str]) -> None:
+def test_wrong_usage_ends_with_2(run: RunCommand, arguments: list[str]) -> None:
     assert run(*arguments).code == 2
 
 
 @pytest.mark.parametrize("command", ["train", "config"])
-def test_every_command_has_help(run: Run, command: str) -> None:
+def test_every_command_has_help(run: RunCommand, command: str) -> None:
     ending = run(command, "--help")
     assert ending.code == 0
     assert "Usage: sparring " + command in ending.out

@@ -108,7 +108,7 @@ def test_the_written_configuration_trains(
     assert set(result["metrics"]) == ({"rmse"} if label == "rating" else {"auc", "log_loss"})
 
 
-@pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
+@pytest.mark.parametrize("name", ["log.csv", pytest.param("log.parquet", marks=pytest.mark.slow)])
 def test_train_accepts_a_file_of_examples(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,7 +225,7 @@ def trained(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> di
     return metrics
 
 
-@pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
+@pytest.mark.parametrize("name", ["log.csv", pytest.param("log.parquet", marks=pytest.mark.slow)])
 def test_users_and_items_without_a_label_get_two_towers(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -149,7 +149,7 @@ def test_numbers_with_two_decimal_signs_are_read(capsys: pytest.CaptureFixture[s
     assert "cost: its numbers have the decimal separator ','" in said
 
 
-@pytest.mark.parametrize("end", ["csv", "csv.gz", "parquet"])
+@pytest.mark.parametrize("end", ["csv", pytest.param("csv.gz", marks=pytest.mark.slow), "parquet"])
 def test_all_files_are_read(
     end: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

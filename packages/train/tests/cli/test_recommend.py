@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +64,9 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("\n".join([",".join(rows[0]), *lines, ""]))
 
 
+pytestmark = pytest.mark.usefixtures("folder")
+
+
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
     """Rows of users and items in the order of their times, except that the last row is first."""
@@ -93,20 +95,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]])
         for name, overrides in MODELS.items():
             assert main(["train", "run.yaml", *overrides, f"snapshots.url={name}"]) == 0
         yield made
-
-
-@pytest.fixture
-def ask(folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs a command. Returns its JSON, or its error."""
-    assert folder.is_dir()
-
-    def run(*arguments: str) -> Any:
-        capsys.readouterr()
-        code = main([*arguments, *(["--json"] if arguments[0] == "recommend" else [])])
-        told = capsys.readouterr()
-        return json.loads(told.out) if code == 0 else " ".join(told.err.split())
-
-    return run
 
 
 @pytest.mark.parametrize("name", ["dlrm", "deepfm", "factors"])

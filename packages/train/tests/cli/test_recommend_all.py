@@ -49,6 +49,9 @@ MODELS = {
 NUM_USERS, NUM_ITEMS, K = 23, 40, 6
 
 
+pytestmark = pytest.mark.usefixtures("folder")
+
+
 @pytest.fixture(scope="module")
 def log() -> pyarrow.Table:
     random = np.random.default_rng(5)
@@ -74,20 +77,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory, log: pyarrow.Table) -> Iter
         for name, overrides in MODELS.items():
             assert main(["train", "run.yaml", *overrides, f"snapshots.url={name}"]) == 0
         yield made
-
-
-@pytest.fixture
-def ask(folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs a command. Returns its JSON, or its error."""
-    assert folder.is_dir()
-
-    def run(*arguments: object) -> Any:
-        capsys.readouterr()
-        code = main([*map(str, arguments), "--json"])
-        told = capsys.readouterr()
-        return json.loads(told.out) if code == 0 else " ".join(told.err.split())
-
-    return run
 
 
 def contents(folder: Path) -> dict[str, bytes]:

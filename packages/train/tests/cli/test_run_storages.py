@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from sparring import hash_strings
 from sparring.snapshot.chain import scan_rows
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import latest_snapshot, list_snapshots
-from sparring_cli.application import main
+from sparring_testing.fixtures.runs import RunCommand, write_ratings
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
@@ -37,22 +38,12 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_sparring: RunCommand) -> Run:
     monkeypatch.chdir(tmp_path)
-    lines = [
-        f"{user},{item},{(user + item) % 5 + 0.5},0"
-        for item in range(8)
-        for user in (PERSON, *OTHERS)
-    ]
-    header = "user,item,rating,timestamp"
-    Path("ratings.csv").write_text("\n".join([header, *lines]) + "\n")
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        code = main(arguments)
-        return code, *capfd.readouterr()
-
-    return call
+    pairs = [(user, item) for item in range(8) for user in (PERSON, *OTHERS)]
+    ratings = [(user + item) % 5 + 0.5 for user, item in pairs]
+    write_ratings(Path("ratings.csv"), *zip(*pairs, strict=True), ratings)
+    return lambda *arguments: astuple(run_sparring(*arguments))
 
 
 def trained(run: Run, storage: str) -> None:

@@ -60,6 +60,9 @@ snapshots: {url: towers}
 """
 
 
+pytestmark = pytest.mark.usefixtures("folder")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Clicks of users on items of their own kind, even or odd, and such ratings; trained."""
@@ -90,20 +93,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert main(["train", "ratings.yaml"]) == 0
         assert main(["train", "towers.yaml"]) == 0
         yield made
-
-
-@pytest.fixture
-def ask(folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs a command. Returns its JSON, or the last line of its error."""
-    assert folder.is_dir()
-
-    def run(*arguments: str) -> Any:
-        capsys.readouterr()
-        code = main(list(arguments))
-        told = capsys.readouterr()
-        return json.loads(told.out) if code == 0 else told.err.splitlines()[-1]
-
-    return run
 
 
 @pytest.mark.parametrize("name", ["clicks", "ratings"])

@@ -12,6 +12,8 @@ from sparring_cli.application import main
 
 pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 CONFIG = """
 threads: 1
 data: {kind: table, path: rows.csv, label: clicked, categorical: [user, item], split: {column: part},

@@ -33,6 +33,7 @@ from sparring.snapshot.chain import scan_rows
 from sparring.snapshot.reader import Snapshot
 from sparring.snapshot.retention import latest_snapshot
 from sparring_cli import find_shape
+from sparring_testing.fixtures.runs import write_ratings
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_train.config.reading.loader import parse_config
 from sparring_train.config.run import RunConfig
@@ -215,11 +216,7 @@ class Runs:
         self._write("once.csv", np.arange(240), np.arange(240))
 
     def _write(self, name: str, users: npt.NDArray[Any], items: npt.NDArray[Any]) -> None:
-        lines = [
-            f"{user},{item},{user % 5 + 0.5},0" for user, item in zip(users, items, strict=True)
-        ]
-        text = "\n".join(["user,item,rating,timestamp", *lines]) + "\n"
-        (self.folder / name).write_text(text)
+        write_ratings(self.folder / name, users, items, users % 5 + 0.5)
 
     def ratings(self, *overrides: str) -> Ran:
         """A run over ratings by one process."""

@@ -82,6 +82,7 @@ def test_no_prediction_from_visible_data_beats_the_best(log: ClickLog) -> None:
         assert auc(worse, log.labels) < best_auc(log)
 
 
+@pytest.mark.slow
 def test_a_linear_model_of_popular_ids_is_close_to_the_best(
     model: PlantedModel, log: ClickLog
 ) -> None:
@@ -150,7 +151,7 @@ def test_the_share_of_missing_values_is_the_requested_share() -> None:
         assert log.is_missing_integer.mean() == pytest.approx(fraction, rel=0.35)
 
 
-@pytest.mark.parametrize("suffix", ["tsv", "parquet"])
+@pytest.mark.parametrize("suffix", [pytest.param("tsv", marks=pytest.mark.slow), "parquet"])
 def test_files_equal_the_log_in_memory(tmp_path: Path, suffix: str) -> None:
     model = PlantedModel(seed=9, missing_fraction=0.3)
     rows = (CHUNK_ROWS + 10, 500)

@@ -138,6 +138,7 @@ MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shut
     importlib.util.find_spec("sparring_mpi") is None or not MPIEXEC,
     reason='needs sparring-mpi and mpiexec: pip install "sparring[mpi]"',
 )
+@pytest.mark.slow  # four processes import TensorFlow; `test_training` starts fewer of them
 @pytest.mark.parametrize("framework", [pytest.param("torch", marks=pytest.mark.long), "tensorflow"])
 @pytest.mark.parametrize("model", ON_RANKS.values(), ids=ON_RANKS)
 def test_three_ranks_train_as_one_with_torch_and_tensorflow(

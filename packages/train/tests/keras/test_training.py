@@ -257,7 +257,7 @@ def test_two_ranks_train_like_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param(FIT, id="a container"),
+        pytest.param(FIT, id="a container", marks=pytest.mark.slow),
         pytest.param(PLANNED, id="a plan", marks=pytest.mark.long),
     ],
 )

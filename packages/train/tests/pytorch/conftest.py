@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sparring_testing.devices import list_test_devices, why_unavailable
+
+if TYPE_CHECKING:
+    from .stream_runs import Events
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,13 @@ def device_place(request: pytest.FixtureRequest) -> Place:
     if reason is not None:
         pytest.skip(reason)
     return Place(request.param)
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Events:
+    from .stream_runs import Events
+
+    return Events(tmp_path)
 
 
 @pytest.fixture(autouse=True)

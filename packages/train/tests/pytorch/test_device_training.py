@@ -13,6 +13,7 @@ pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
 from sparring import make_plugin_manager, scan_rows
 from sparring.snapshot.retention import latest_snapshot
+from sparring_testing.fixtures.runs import write_ratings
 from sparring_train.config.run_type import run_type
 from sparring_train.pytorch.trainer import train
 from sparring_train.run.result import SilentProgress, TrainResult
@@ -46,13 +47,8 @@ def ratings(tmp_path: Path) -> Path:
     """300 ratings of 60 users and 90 items."""
     random = np.random.default_rng(5)
     users, items = random.integers(0, 60, 300), random.integers(0, 90, 300)
-    lines = [
-        f"{user * 10**12 - 7},{item * 10**9},{(user + item) % 9 / 2 + 1},0"
-        for user, item in zip(users, items, strict=True)
-    ]
-    path = tmp_path / "ratings.csv"
-    path.write_text("\n".join(["user,item,rating,timestamp", *lines]) + "\n")
-    return path
+    ratings = (users + items) % 9 / 2 + 1
+    return write_ratings(tmp_path / "ratings.csv", users * 10**12 - 7, items * 10**9, ratings)
 
 
 def config(path: Path, storage: dict[str, Any], optimizer: str, **more: Any) -> dict[str, Any]:

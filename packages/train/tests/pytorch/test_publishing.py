@@ -48,11 +48,6 @@ def check_same_bits(served: Path, snapshots: Path) -> None:
         assert arrays[name].tobytes() == array.tobytes(), name
 
 
-@pytest.fixture
-def events(tmp_path: Path) -> Events:
-    return Events(tmp_path)
-
-
 def test_a_stream_is_published_served_and_resumed(
     events: Events, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,11 +22,6 @@ from sparring_train.data.stream.cut_log import read_cuts
 from .stream_runs import CONFIG, NUM_EVENTS, Events
 
 
-@pytest.fixture
-def events(tmp_path: Path) -> Events:
-    return Events(tmp_path)
-
-
 def test_a_replay_is_identical(events: Events, capsys: pytest.CaptureFixture[str]) -> None:
     url = events.write_folder(partitions=2)
     # Steps of any size, as in a run that waits for events.

@@ -67,7 +67,7 @@ def write_stream(events: Events, name: str, num_partitions: int, left_out: Any =
         for each in left_out:
             if each.partition == partition:
                 mine[each.begin : each.end] = -1
-        stream.append_table(partition, events.train.take(mine[mine >= 0]))
+        stream.append_table(partition, events.train.take(mine[mine >= 0]), row_group_size=50)
     return str(stream.path)
 
 
@@ -76,7 +76,7 @@ def words(events: Events, url: str, name: str, *more: str) -> list[str]:
     return events.words(url, name, *WORDS, *served, *more)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_rows_are_as_in_a_run_without_the_quarantined_events(
     events: Events, runs: Runs, world_size: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,17 +33,11 @@ from ..data.stream.conftest import (  # noqa: F401 (fixtures)
     kafka_broker,
     new_redis_streams,
     new_topic,
-    redis_server,
     simulated_kafka,
     tansu,
 )
 from ..data.stream.stream_files import WritableFolder, WritableRedis, WritableTopic, as_arrow
 from .stream_runs import CONFIG, NUM_EVENTS, Events, Quiet
-
-
-@pytest.fixture
-def events(tmp_path: Path) -> Events:
-    return Events(tmp_path)
 
 
 def payloads(table: Any, kind: str) -> list[bytes]:

@@ -19,6 +19,7 @@ pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
 from sparring import latest_snapshot
 from sparring_cli.application import main
+from sparring_testing.fixtures.runs import snapshot_contents
 from sparring_train.cli import train as train_command
 from sparring_train.loop import loop
 from sparring_train.registered_kinds import find_trainer
@@ -27,7 +28,6 @@ from sparring_train.run.termination import note_sigterm
 
 from ..config.config_runs import CLICKS as SMALL_CLICKS
 from ..config.config_runs import Runs
-from .test_resuming import everything
 from .test_training_on_ranks import TORCHRUN
 
 CLICKS = """
@@ -92,7 +92,7 @@ def test_a_terminated_run_is_saved_and_resumes_with_the_same_bits(
     assert main(["train", "run.yaml", "snapshots.url=parts", "--resume", *more]) == 0
     stopped._at = -1
     assert main(["train", "run.yaml", "snapshots.url=whole", *more]) == 0
-    assert everything(Path("parts")) == everything(Path("whole"))
+    assert snapshot_contents(Path("parts")) == snapshot_contents(Path("whole"))
 
 
 def test_without_a_folder_a_terminated_run_says_that_nothing_was_saved(stopped: Calling) -> None:

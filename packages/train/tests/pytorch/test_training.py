@@ -37,6 +37,7 @@ from sparring.errors import (
 from sparring.runtime import pool as execution
 from sparring.snapshot.retention import latest_snapshot
 from sparring_cli.application import main
+from sparring_testing.fixtures.runs import write_ratings
 from sparring_train.config.run_type import run_type
 from sparring_train.config.sections.data import SyntheticCriteoData
 from sparring_train.data.planted_model import PlantedModel
@@ -78,13 +79,8 @@ def ratings(tmp_path: Path) -> Path:
     random = np.random.default_rng(5)
     users, items = random.integers(0, 20, 600), random.integers(0, 30, 600)
     scores = 3 + random.normal(size=20)[users] * 0.7 + random.normal(size=30)[items] * 0.7
-    lines = [
-        f"{user * 10**12 - 7},{item * 10**9},{np.clip(round(score * 2) / 2, 0.5, 5)},0"
-        for user, item, score in zip(users, items, scores, strict=True)
-    ]
-    path = tmp_path / "ratings.csv"
-    path.write_text("\n".join(["user,item,rating,timestamp", *lines]) + "\n")
-    return path
+    ratings = [np.clip(round(score * 2) / 2, 0.5, 5) for score in scores]
+    return write_ratings(tmp_path / "ratings.csv", users * 10**12 - 7, items * 10**9, ratings)
 
 
 def rating_config(path: Path, **more: Any) -> dict[str, Any]:
@@ -378,6 +374,7 @@ def test_steps_end_a_training_early() -> None:
     assert result.steps == told.total_steps == len(told.losses) == 5
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_report_is_written_to_the_requested_path(
     ratings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,6 +421,7 @@ def test_a_report_is_written_to_the_requested_path(
     assert 0 <= age.total_seconds() < 600
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_ids_are_counted_once_however_often_they_are_trained(ratings: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
     path, found = tmp_path / "report.html", []
@@ -434,6 +432,7 @@ def test_ids_are_counted_once_however_often_they_are_trained(ratings: Path, tmp_
     assert found[0] == found[1]
 
 
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("interval", [None, 4])
 def test_slices_are_of_the_last_evaluation(tmp_path: Path, interval: int | None) -> None:
     pytest.importorskip("matplotlib", reason="the report draws with matplotlib")

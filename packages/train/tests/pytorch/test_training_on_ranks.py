@@ -21,6 +21,7 @@ pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 from sparring import make_plugin_manager
 from sparring.errors import InvalidArgumentError
 from sparring_testing.devices import why_unavailable
+from sparring_testing.fixtures.runs import write_ratings
 from sparring_train.config.reading.loader import load_config
 from sparring_train.registered_kinds import find_trainer
 from sparring_train.report.run_data import read_report
@@ -41,10 +42,11 @@ needs_mpi = pytest.mark.skipif(
     reason='needs sparring-mpi and mpiexec: pip install "sparring[mpi]"',
 )
 
-# Each launcher and each configuration once, then all others.
+# Each launcher and each configuration once, then all others. Without these marks, only the template's
+# model is trained by torchrun, because each rank imports PyTorch.
 LAUNCHES = [
-    pytest.param("torchrun", 2, "clicks.yaml"),
-    pytest.param("mpiexec", 2, "ratings.yaml", marks=needs_mpi),
+    pytest.param("torchrun", 2, "clicks.yaml", marks=pytest.mark.slow),
+    pytest.param("mpiexec", 2, "ratings.yaml", marks=[needs_mpi, pytest.mark.slow]),
     pytest.param("torchrun", 2, "ratings.yaml", marks=pytest.mark.long),
     pytest.param("torchrun", 3, "ratings.yaml", marks=pytest.mark.long),
     pytest.param("torchrun", 3, "clicks.yaml", marks=pytest.mark.long),
@@ -85,12 +87,7 @@ def write_inputs(folder: Path) -> Path:
     random = np.random.default_rng(5)
     users, items = random.integers(0, 20, 500), random.integers(0, 30, 500)
     ratings = random.integers(1, 11, 500) / 2
-    lines = [
-        f"{user * 10**12 - 7},{item * 10**9},{rating},0"
-        for user, item, rating in zip(users, items, ratings, strict=True)
-    ]
-    text = "\n".join(["user,item,rating,timestamp", *lines]) + "\n"
-    (folder / "ratings.csv").write_text(text)
+    write_ratings(folder / "ratings.csv", users * 10**12 - 7, items * 10**9, ratings)
     (folder / "ratings.yaml").write_text(RATINGS)
     (folder / "clicks.yaml").write_text(CLICKS)
     return folder

@@ -207,6 +207,7 @@ def test_two_ranks_have_the_windows_of_one(
     assert sum("events before" in each for each in two.messages) == 2
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_metrics_and_the_report_contain_windows_and_lags(
     events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:

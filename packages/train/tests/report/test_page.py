@@ -106,6 +106,7 @@ def written(path: Path, recorder: RunRecorder, facts: Any = None, **options: Any
     return page
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_the_report_shows_the_result_next_to_the_best(tmp_path: Path) -> None:
     facts = RESULT | {
         "started": "2026-05-03T11:00:59+00:00",
@@ -208,7 +209,11 @@ def test_a_run_of_one_step_has_no_empty_figure(tmp_path: Path) -> None:
 
 def test_a_baseline_is_drawn_next_to_a_metric(tmp_path: Path) -> None:
     baselines = [Baseline(name="the mean of each $item", metrics={"auc": 0.6543})]
-    written(tmp_path / "report.html", recorded(), RESULT | {"best": {}, "baselines": baselines})
+    recorder = RunRecorder()
+    for step in (10, 20, 30):
+        recorder.record(step, "auc", 0.5 + step / 100)
+    facts = {**RESULT, "best": {}, "baselines": baselines, "calibration": []}
+    written(tmp_path / "report.html", recorder, facts)
     assert (
         "predicting the mean of each $item 0.6543</text>" in (tmp_path / "report.html").read_text()
     )
@@ -253,6 +258,7 @@ def test_numbers_that_are_not_finite_are_drawn_around(tmp_path: Path) -> None:
     assert np.isnan(found.series["loss"].values).tolist() == [False, True, True, False, False]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_many_tables_are_collapsed(tmp_path: Path) -> None:
     rows = {f"table_{number}": number for number in range(40)}
     page = written(tmp_path / "report.html", recorded(num_tables=40), {"rows": rows})

@@ -14,10 +14,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 
-from sparring import make_plugin_manager
 from sparring_cli import use_tracer_provider
-from sparring_train import find_trainer, parse_config
-from sparring_train.run.result import SilentProgress
+from sparring_testing.fixtures.runs import train_run
 
 CONFIG = """
 threads: 1
@@ -38,10 +36,7 @@ def run(sampler: Sampler) -> InMemorySpanExporter:
     provider = TracerProvider(sampler=sampler)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     use_tracer_provider(provider)
-    manager = make_plugin_manager()
-    find_trainer("torch", manager).train(
-        parse_config(CONFIG, plugin_manager=manager), manager, SilentProgress()
-    )
+    train_run(CONFIG)
     return exporter
 
 

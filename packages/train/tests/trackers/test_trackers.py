@@ -16,8 +16,8 @@ from sparring import make_plugin_manager
 from sparring.contracts import API_VERSION, hookimpl
 from sparring.errors import ConfigError, PluginError
 from sparring.plugins.distributions import PluginSource
-from sparring_train import TrackerDescriptor, TrackerRequest, parse_config
-from sparring_train.registered_kinds import find_trainer
+from sparring_testing.fixtures.runs import train_run
+from sparring_train import TrackerDescriptor, TrackerRequest
 from sparring_train.run.result import SilentProgress
 from sparring_train.trackers import background, run_trackers
 
@@ -45,9 +45,8 @@ def train(trackers: str, *words: str, plugin: Any = None) -> Told:
     manager = make_plugin_manager()
     if plugin is not None:
         manager.load(PluginSource("trials", "sparring-trials", "1", lambda: plugin))
-    config = parse_config(CONFIG, [f"training.trackers={trackers}", *words], plugin_manager=manager)
     told = Told()
-    find_trainer("torch", manager).train(config, manager, told)
+    train_run(CONFIG, f"training.trackers={trackers}", *words, manager=manager, progress=told)
     return told
 
 
@@ -85,6 +84,7 @@ class Plugin:
         return self.opened[-1]
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_a_tracker_receives_configuration_metrics_and_report(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
     plugin = Plugin(Recorder)

@@ -332,7 +332,7 @@ class LookupClient(Client):
 class AsyncLookupClient(Client):
     """`LookupClient` for asyncio; belongs to the event loop that first uses it.
 
-    `targets`, `config` and `metrics` are those of `LookupClient`.
+    `targets`, `config` and `metrics` have the same meaning as in `LookupClient`.
 
     Args:
         transport: Connections; None uses gRPC.
@@ -360,7 +360,7 @@ class AsyncLookupClient(Client):
     ) -> LookupReply:
         """Returns the rows of ids, like `LookupClient.pull`.
 
-        The arguments are those of `LookupClient.pull`.
+        The arguments have the same meaning as in `LookupClient.pull`.
 
         Raises:
             SparringError: As in `LookupClient.pull`.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 
 import pytest
 
-__all__ = ["DEADLINES", "check_with_deadlines"]
+from sparring.errors import SparringError
+
+__all__ = ["DEADLINES", "check_with_deadlines", "error_within"]
 
 DEADLINES = (0.7, 3.0, 12.0)
 """Deadlines in seconds, tried in order. On a busy machine an operation may be late by a second, which is
@@ -41,3 +44,12 @@ def check_with_deadlines(
             continue
         return
     check(last)
+
+
+def error_within(seconds: float, call: Callable[[], object]) -> SparringError:
+    """Returns the error that a call raises; fails if it raises none, or takes longer."""
+    begin = time.monotonic()
+    with pytest.raises(SparringError) as caught:
+        call()
+    assert time.monotonic() - begin < seconds
+    return caught.value

@@ -10,7 +10,8 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from sparring_testing.processes.mpi_launcher import MPIEXEC, needs_mpi
 from sparring_testing.processes.rank_processes import RankProcesses
 
-__all__ = ["BACKENDS", "gloo_environment", "importing", "needs_gloo", "launch_ranks"]
+__all__ = ["BACKENDS", "gloo_environment", "importing", "needs_gloo", "launch_ranks", "open_worlds"]
 
 _RANK = [sys.executable, "-m", "sparring_testing.processes.rank_process"]
 
@@ -55,19 +56,49 @@ def gloo_environment(rank: int, world_size: int) -> dict[str, str]:
     }
 
 
-def launch_ranks(backend: str, world_size: int, module: str) -> RankProcesses:
+def launch_ranks(
+    backend: str, world_size: int, module: str, options: Mapping[str, Any] | None = None
+) -> RankProcesses:
     """Returns processes that start when they get their first job.
 
     Args:
-        backend: ``torch`` or ``mpi``.
+        backend: ``torch``, or a backend of ranks that `mpiexec` starts.
         world_size: number of processes.
         module: the ``__name__`` of the module whose functions are the jobs.
+        options: options of the collective.
     """
-    if backend == "mpi":
-        return RankProcesses(world_size, "mpi", {}, _mpiexec(world_size, module))
+    if backend != "torch":
+        return RankProcesses(world_size, backend, options or {}, _mpiexec(world_size, module))
     return RankProcesses(
-        world_size, "torch", {"init_method": "file://{meeting}"}, _gloo(world_size, module)
+        world_size,
+        "torch",
+        {"init_method": "file://{meeting}"} | dict(options or {}),
+        _gloo(world_size, module),
     )
+
+
+@contextmanager
+def open_worlds(
+    backend: str, sizes: Sequence[int], module: str, options: Mapping[str, Any] | None = None
+) -> Iterator[Callable[..., list[Any]]]:
+    """Yields a function ``run(world_size, body, *arguments, deadline_seconds=10.0)``.
+
+    Each world size has its own processes, which start at their first use.
+
+    Args:
+        backend: as in `launch_ranks`.
+        sizes: world sizes.
+        module: the ``__name__`` of the module whose functions are the jobs.
+        options: options of the collective.
+    """
+    worlds = {size: launch_ranks(backend, size, module, options) for size in sizes}
+    try:
+        yield lambda size, body, *arguments, **more: worlds[size].run(
+            size, body, *arguments, **more
+        )
+    finally:
+        for each in worlds.values():
+            each.close()
 
 
 def _mpiexec(world_size: int, module: str) -> Any:
@@ -81,14 +112,28 @@ def _mpiexec(world_size: int, module: str) -> Any:
     return launch
 
 
+# Importing torch takes seconds, so one process imports it and forks the ranks.
+_FORK = """
+import os, sys
+import torch.distributed
+import sparring_torch.distributed.collective
+from sparring_testing.processes.rank_process import serve
+
+address, world_size = sys.argv[1], int(sys.argv[2])
+for rank in range(world_size):
+    if not os.fork():
+        os.environ["RANK"] = str(rank)
+        serve(address)
+        os._exit(0)
+for _ in range(world_size):
+    os.wait()
+"""
+
+
 def _gloo(world_size: int, module: str) -> Any:
     def launch(address: str, environment: Mapping[str, str]) -> Sequence[subprocess.Popen[bytes]]:
-        environment = {**environment, **importing(module)}
-        return [
-            subprocess.Popen(
-                [*_RANK, address], env={**environment, **gloo_environment(rank, world_size)}
-            )
-            for rank in range(world_size)
-        ]
+        environment = {**environment, **importing(module), **gloo_environment(0, world_size)}
+        command = [sys.executable, "-c", _FORK, address, str(world_size)]
+        return [subprocess.Popen(command, env=environment)]
 
     return launch

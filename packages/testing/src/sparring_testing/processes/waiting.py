@@ -11,21 +11,21 @@ __all__ = ["free_ports", "wait_until"]
 
 
 def wait_until(
-    is_so: Callable[[], object], seconds: float = 30.0, describe: Callable[[], object] = str
+    is_so: Callable[[], object], seconds: float = 30.0, error: str | Callable[[], object] = ""
 ) -> None:
     """Waits until a condition is true.
 
     Args:
         is_so: the condition, which is checked every 5 ms.
         seconds: maximum time to wait.
-        describe: returns the text of the error.
+        error: text of the error, or a function that returns it.
 
     Raises:
         AssertionError: the condition is still false.
     """
     end = time.monotonic() + seconds
     while not is_so():
-        assert time.monotonic() < end, describe()
+        assert time.monotonic() < end, error() if callable(error) else error
         time.sleep(0.005)
 
 

@@ -67,6 +67,10 @@ class StorageTests(
     policies ``none``, ``lru``, ``lfu`` and ``custom`` have specific tests; all policies run the tests
     that hold for every policy."""
 
+    repeats_are_slow: ClassVar[bool] = False
+    """Whether only the first set of parameters of each test is in a short run: the others get the mark
+    ``slow``, which your project must register."""
+
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if _GUARD in vars(cls):

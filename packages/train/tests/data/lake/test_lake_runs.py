@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow
 import pytest
 
-from sparring import latest_snapshot, make_plugin_manager
+from sparring import latest_snapshot
 from sparring.errors import ConfigError
-from sparring_train import find_trainer
-from sparring_train.config.reading.loader import parse_config
+from sparring_testing.fixtures.runs import train_run
 from sparring_train.data.lake import table
 from sparring_train.report.run_data import read_report
-from sparring_train.run.result import SilentProgress, TrainResult
 
 from ..table.table_files import click_log
 from .lake_tables import make_lake
@@ -43,34 +41,29 @@ threads: 1
 """
 
 
-def train(lake: Any, folder: Path, *overrides: str) -> TrainResult:
-    manager = make_plugin_manager()
-    config = parse_config(text_of(lake, folder), overrides, plugin_manager=manager)
-    return find_trainer("torch", manager).train(config, manager, SilentProgress())
-
-
+@pytest.mark.usefixtures("without_figures")
 def test_a_resumed_run_reads_the_version_that_it_started_with(tmp_path: Path) -> None:
     lake = make_lake("delta", tmp_path)
     lake.add(LOG.slice(0, 200))
     (tmp_path / "whole").mkdir()
-    whole = train(lake, tmp_path / "whole", "training.epochs=2")
-    train(lake, tmp_path, f"report.path={tmp_path}/report.html")
+    whole = train_run(text_of(lake, tmp_path / "whole"), "training.epochs=2")
+    train_run(text_of(lake, tmp_path), f"report.path={tmp_path}/report.html")
     run = latest_snapshot(f"{tmp_path}/run").state("run").values
     report = read_report(tmp_path / "report.html")
     assert run["data"]["version"] == report.config["data"]["version"] == "0"
 
     lake.add(LOG.slice(200))
-    resumed = train(lake, tmp_path, "training.epochs=2", "snapshots.resume=true")
+    resumed = train_run(text_of(lake, tmp_path), "training.epochs=2", "snapshots.resume=true")
     assert (resumed.steps, resumed.metrics) == (whole.steps, whole.metrics)
 
     with pytest.raises(ConfigError, match=r"its run has data\.version: 0, this one has 1; use the"):
-        train(lake, tmp_path, "snapshots.resume=true", "data.version=1")
+        train_run(text_of(lake, tmp_path), "snapshots.resume=true", "data.version=1")
     shutil.rmtree(tmp_path / "a table")
     lake.add(LOG.slice(100))
     with pytest.raises(
         ConfigError, match=r"its run has data_fingerprint .*; restore the table, or"
     ):
-        train(lake, tmp_path, "training.epochs=3", "snapshots.resume=true")
+        train_run(text_of(lake, tmp_path), "training.epochs=3", "snapshots.resume=true")
 
 
 def test_ranks_read_one_version_and_all_of_them_reject_other_data(

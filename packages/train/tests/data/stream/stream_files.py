@@ -46,12 +46,12 @@ class WritableFolder:
     def append(self, partition: str, numbers: Sequence[int]) -> None:
         self.append_table(partition, pyarrow.table({"number": list(numbers)}))
 
-    def append_table(self, partition: str, table: Any) -> None:
+    def append_table(self, partition: str, table: Any, row_group_size: int = 5) -> None:
         count = self._counts[partition]
         self._counts[partition] += table.num_rows
         name = f"{count}" if self.is_numbered else f"part-{count:06d}"
         folder = self.path / partition
-        parquet.write_table(table, folder / f".{name}", row_group_size=5)
+        parquet.write_table(table, folder / f".{name}", row_group_size=row_group_size)
         (folder / f".{name}").rename(folder / f"{name}.parquet")
 
     def numbers(self, message: Any) -> list[int]:

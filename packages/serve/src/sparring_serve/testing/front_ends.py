@@ -21,16 +21,12 @@ import numpy as np
 import sparring_packed
 from sparring import ScanChunk, SnapshotWriter, TableDescription
 from sparring.contracts import TableConfig
-from sparring_serve import (
-    LookupServer,
-    ServerConfig,
-    ServingConfig,
-    ShardPosition,
-    ShardReplicas,
-    open_server,
-)
+from sparring_serve.config import ServerConfig, ServingConfig
 from sparring_serve.request_log import start_writer
+from sparring_serve.server.lookup_server import LookupServer, open_server
 from sparring_serve.server.native_front_end import EXECUTABLE, encode_settings
+from sparring_serve.service import ShardPosition
+from sparring_serve.tables.shard_ranges import ShardReplicas
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.messages import SERVICE, PullRequest, RefreshReply, TableIds
 

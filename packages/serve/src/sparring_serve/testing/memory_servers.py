@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from sparring.contracts import TableConfig
-from sparring_serve import (
-    LookupServer,
-    ServerConfig,
-    ServingConfig,
-    ShardPosition,
-    ShardReplicas,
-    open_parameter_server,
-)
-from sparring_serve.testing import MemoryTables
+from sparring_serve.config import ServerConfig, ServingConfig
+from sparring_serve.parameters.server import open_parameter_server
+from sparring_serve.server.lookup_server import LookupServer
+from sparring_serve.service import ShardPosition
+from sparring_serve.tables.shard_ranges import ShardReplicas
+from sparring_serve.testing.memory_tables import MemoryTables
 
 __all__ = ["ITEM", "ROWS", "open_learning_server", "open_memory_server"]
 

@@ -1,1 +1,0 @@
-"""Servers of tables, for tests of sparring-serve and of its neighbors."""
