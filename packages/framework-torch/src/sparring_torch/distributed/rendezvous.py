@@ -20,18 +20,29 @@ __all__ = ["TorchRendezvous"]
 _numbers = count()
 
 
-def _find_membership(device: str) -> Membership:
+def _find_membership(store: Store, options: TorchRendezvousOptions) -> Membership:
     """Returns the membership of this rank in the default group. All ranks must call it."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    hosts: list[str] = [""] * world_size
-    dist.all_gather_object(hosts, socket.gethostname())
+    # A collective of the group would be mixed with those of the program, and might need a GPU.
+    store.set(f"host.{rank}", socket.gethostname())
+    deadline = timedelta(seconds=options.start_seconds)
+    hosts = []
+    for other in range(world_size):
+        try:
+            store.wait([f"host.{other}"], deadline)
+        except dist.DistError as error:
+            raise DeadlineError(
+                f"rendezvous 'torch': rank {other} of the initialized process group did not join "
+                f"within {options.start_seconds:g} s ({error}); make the same calls on all ranks"
+            ) from error
+        hosts.append(bytes(store.get(f"host.{other}")))
     local_rank = hosts[:rank].count(hosts[rank])
     return Membership(
         rank,
         world_size,
         local_rank,
         hosts.count(hosts[rank]),
-        device if device == "cpu" else f"cuda:{local_rank}",
+        options.device if options.device == "cpu" else f"cuda:{local_rank}",
     )
 
 
@@ -45,16 +56,16 @@ class TorchRendezvous(Rendezvous):
     The collective uses the same store with other keys.
 
     Raises:
-        DeadlineError: the store did not reply within `start_seconds`.
+        DeadlineError: the store did not reply, or a rank did not join, within `start_seconds`.
         InvalidArgumentError: torchrun's variables are missing or invalid.
     """
 
     def __init__(self, options: TorchRendezvousOptions) -> None:
         if "RANK" not in os.environ and dist.is_available() and dist.is_initialized():
-            self._membership = _find_membership(options.device)
             self._store: Store = PrefixStore(
                 f"sparring.rendezvous.{next(_numbers)}", _get_default_store()
             )
+            self._membership = _find_membership(self._store, options)
             return
         self._membership = read_membership(
             os.environ, EnvironmentOptions(launcher="torchrun", device=options.device)
