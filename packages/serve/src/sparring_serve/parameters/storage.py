@@ -30,7 +30,7 @@ class ParameterStorage(RemoteStorage):
     read.
 
     The service determines the initial values of keys without a row. The declaration here must have the
-    same, or the default initializer and seed.
+    same initializer, or the default one; its seed is not used.
 
     Args:
         table: Declaration with the dim of the served table and the state of its update method.
@@ -141,8 +141,7 @@ class ParameterStorage(RemoteStorage):
 
     def _check_initial_values(self) -> None:
         table = self.table
-        plain = TableConfig(table.name, table.dim)
-        if (table.initializer, table.seed) == (plain.initializer, plain.seed):
+        if table.initializer == TableConfig(table.name, table.dim).initializer:
             return
         described = self._client.describe(deadline_seconds=self._options.deadline_seconds)
         for each in next(iter(described.shards.values())).tables:
@@ -150,17 +149,17 @@ class ParameterStorage(RemoteStorage):
                 continue  # older servers do not describe initial values
             served = read_initial_values(each)
             declared, stored = (
-                # The service may store another dtype.
-                TableConfig(table.name, table.dim, initializer=one.initializer, seed=one.seed)
+                # The service may store another dtype, and runs give their seed to each table.
+                TableConfig(table.name, table.dim, initializer=one.initializer, seed=served.seed)
                 for one in (table, served)
             )
             mine, theirs = (initial_rows(_SOME_KEYS, each) for each in (declared, stored))
             if not np.allclose(mine, theirs, rtol=1e-5):
                 raise InvalidArgumentError(
                     f"table {table.name!r}: the service determines initial values, found initializer "
-                    f"{table.initializer!r} and seed {table.seed} in the module, expected those of the "
-                    f"service, {served.initializer!r} and seed {served.seed}; leave both out in the "
-                    "module, and set them in parameters.tables of the service",
+                    f"{table.initializer!r} in the module, expected the initializer "
+                    f"{served.initializer!r} of the service; leave it out in the module, and set it in "
+                    "parameters.tables of the service",
                     table=table.name,
                 )
 
