@@ -134,6 +134,8 @@ class EngineState:
         """Counts an applied step and calls `after_step`."""
         self.counters.steps += 1
         self.exchange.session.step = self.counters.steps
+        for entry in self.tables.declared.values():
+            entry.forget_unowned_scalars()
         for call in self.after_step:
             call()
 

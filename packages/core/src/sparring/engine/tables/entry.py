@@ -61,7 +61,8 @@ class TableScalars:
     """Returns the values by name."""
     write: Callable[[Mapping[str, Any] | None], None] | None = None
     """Replaces the values of the optimizer, after other rows were loaded; None: they are unknown. Without
-    this function, the values were loaded, and no optimizer uses them yet."""
+    this function, the values were loaded, and no optimizer uses them yet; they are unknown after the next
+    step."""
 
 
 class TableEntry:
@@ -250,6 +251,11 @@ class TableEntry:
             scalars.write(before.read())
         elif is_unknown and self.config.state_width:
             scalars.write(None)
+
+    def forget_unowned_scalars(self) -> None:
+        """Forgets loaded scalars that no optimizer uses, because a step makes them outdated."""
+        if self.scalars is not None and self.scalars.write is None:
+            self.scalars = None
 
     def save_scalars(self) -> dict[str, Any] | None:
         """Returns the numbers of `scalars` as a JSON value for `load_scalars`; None if they are
