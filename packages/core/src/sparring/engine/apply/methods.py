@@ -9,7 +9,7 @@ from typing import Any
 
 from sparring import _native
 from sparring.contracts.device.kernel_set import KernelSet
-from sparring.contracts.storage.updates import MethodChoice, UpdateRows
+from sparring.contracts.storage.updates import HyperParameters, MethodChoice, UpdateRows
 from sparring.engine.apply.commit import (
     check_capacity,
     check_method_capacities,
@@ -178,10 +178,24 @@ def _describe(choices: Mapping[str, MethodChoice]) -> dict[str, dict[str, Any]]:
         name: {
             "method": each.method.name,
             "step": each.step,
-            **each.hyper.model_dump(mode="json"),
+            **_to_json(each.hyper),
         }
         for name, each in choices.items()
     }
+
+
+def _to_json(hyper: HyperParameters) -> dict[str, Any]:
+    try:
+        return hyper.model_dump(mode="json")
+    except ValueError:  # a value of a plugin that JSON does not support
+        return {name: _to_text(value) for name, value in hyper.model_dump().items()}
+
+
+def _to_text(value: object) -> str:
+    """Returns a text that is the same on all ranks for equal values."""
+    text = repr(value)
+    # Addresses differ between ranks.
+    return type(value).__qualname__ if " at 0x" in text else text
 
 
 def _update_rows(update: TableUpdate, choice: MethodChoice) -> None:
