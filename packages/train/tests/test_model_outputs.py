@@ -7,7 +7,9 @@ import types
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from sparring import make_plugin_manager
 from sparring.errors import ConfigError
@@ -50,18 +52,26 @@ def train(
     monkeypatch: pytest.MonkeyPatch,
     *,
     resume: bool = False,
+    is_stream: bool = False,
 ) -> TrainResult:
     pytest.importorskip({"torch": "sparring_torch", "tensorflow": "tensorflow"}[framework])
     module = types.ModuleType("heads")
     exec(code, module.__dict__)
     monkeypatch.setitem(sys.modules, "heads", module)
     (folder / "clicks.csv").write_text("user,item,clicked\n" + "ann,shoe,1\nbob,hat,0\n" * 64)
+    source = f"kind: table, path: {folder}/clicks.csv"
+    if is_stream:
+        events = {"user": list("ab") * 32, "item": list("cdef") * 16, "clicked": [0, 1] * 32}
+        (folder / "events").mkdir()
+        parquet.write_table(pyarrow.table(events), folder / "events" / "0.parquet")
+        id_types = "{user: string, item: string}"
+        source = f"kind: stream, url: {folder}/events, stop_at_end: true, types: {id_types}"
     config = parse_config(
         f"""
 framework: {framework}
 threads: 1
 data:
-  {{kind: table, path: {folder}/clicks.csv, label: clicked, categorical: [user, item], batch_size: 32}}
+  {{{source}, label: clicked, categorical: [user, item], batch_size: 32}}
 model: {{kind: "heads:Heads"}}
 storage: {{backend: memory}}
 snapshots: {{url: {folder}/run, resume: {str(resume).lower()}}}
@@ -88,6 +98,15 @@ def test_outputs_of_another_shape_are_rejected_before_the_first_step(
     with pytest.raises(ConfigError, match=rf"heads:Heads returned predictions of shape {shape}"):
         train(framework, code, tmp_path, monkeypatch)
     assert not list(tmp_path.glob("run/step-*"))
+
+
+def test_a_run_without_test_examples_accepts_any_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = TORCH.replace("OUTPUT", "rows[:, :2]")
+    result = train("torch", code, tmp_path, monkeypatch, is_stream=True)
+    assert result.steps == 2
+    assert not result.metrics
 
 
 def test_an_evaluation_that_fails_loses_no_step(

@@ -438,8 +438,9 @@ class _Run:
                 yield batch
 
     def _checked(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yields batches; before the first one of this process, checks the outputs of the model."""
-        if self._has_checked:
+        """Yields batches; before the first one of this process, checks the outputs of the model, if the
+        run evaluates them."""
+        if self._has_checked or not self._config.data.has_test:
             return batches
         self._has_checked = True
         model, schema = self._config.model, self._source.schema
