@@ -72,6 +72,19 @@ def test_bad_events_are_skipped_alone(tmp_path: Path) -> None:
     assert ["found 1.5" in reasons[0], "found 4.5" in reasons[1]] == [True, True]
 
 
+def test_huge_exponents_in_json_are_numbers_and_no_ids() -> None:
+    for text, expected in (
+        ("1e-99999999999999999999", 0.0),
+        ("0e999999999", 0.0),
+        ("-2.50e1", -25.0),
+    ):
+        batch = from_json(f'{{"user": 1, "tags": [], "price": {text}}}', numeric=("price",))
+        assert batch.numbers.tolist() == [[expected]]
+    for text in ("1e-99999999999999999999", "1e-400", "1e999999999", "-1e99999999999999999999"):
+        with pytest.raises(DataError, match=r"offset 7: column 'user': found .*whole number"):
+            from_json(f'{{"user": {text}, "tags": []}}')
+
+
 def test_large_numbers_in_json_remain_numbers() -> None:
     text = '{"user": 1, "tags": [], "price": 9007199254740993}'
     batch = from_json(text, numeric=("price",))

@@ -43,10 +43,17 @@ def parse_number(text: str) -> int | float:
         (9007199254740993, 1.5)
     """
     value = float(text)
+    # Larger numbers are no ids: an exponent must not create an int with millions of digits.
     if not value.is_integer() or abs(value) > 2.0**64:
         return value
-    exact = Decimal(text)
-    return int(exact) if exact == exact.to_integral_value() else value
+    if "e" in text or "E" in text:
+        try:
+            exact = Decimal(text)
+        except ArithmeticError:  # the exponent is out of Decimal's range
+            return value
+        return int(exact) if exact == exact.to_integral_value() else value
+    whole, _, fraction = text.partition(".")
+    return value if fraction.strip("0") else int(whole)
 
 
 def check_whole_numbers(values: Iterable[Any], name: str, *, is_unsigned: bool) -> None:

@@ -36,11 +36,11 @@ _ID_TYPES: dict[str, Any] = {
 """Type of the array of JSON values for each type of ids."""
 
 _ERRORS = (
+    ArithmeticError,
     DataError,
     pyarrow.ArrowException,
     KeyError,
     OSError,
-    OverflowError,
     RecursionError,
     TypeError,
     ValueError,
