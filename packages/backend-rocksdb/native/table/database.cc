@@ -336,7 +336,8 @@ rocksdb::Status Database::write(const rocksdb::WriteOptions& options, rocksdb::W
   // While RocksDB waits for free space, its write returns the reason.
   if (!resumed.ok() && !resumed.IsBusy()) return resumed;
   const rocksdb::Status written = db_->Write(options, &batch);
-  has_failed_ = !written.ok();
+  // Only `resume` clears it: a concurrent write may have failed.
+  if (!written.ok()) has_failed_ = true;
   return written;
 }
 
@@ -345,7 +346,7 @@ rocksdb::Status Database::sync_log() {
   if (resumed.IsBusy()) return rocksdb::Status::NoSpace("the last write failed");
   if (!resumed.ok()) return resumed;
   const rocksdb::Status synced = db_->FlushWAL(/*sync=*/true);
-  has_failed_ = !synced.ok();
+  if (!synced.ok()) has_failed_ = true;
   return synced;
 }
 

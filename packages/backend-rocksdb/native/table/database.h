@@ -145,7 +145,7 @@ class Database {
   std::shared_ptr<rocksdb::Cache> cache_;
   rocksdb::ColumnFamilyOptions family_options_;
   std::unique_ptr<rocksdb::DB> db_;
-  std::atomic<bool> has_failed_{false};  // whether the last write failed
+  std::atomic<bool> has_failed_{false};  // whether a write failed since `resume`
   mutable std::mutex catching_up_;
   mutable std::mutex mutex_;  // protects the following members
   std::map<std::string, rocksdb::ColumnFamilyHandle*> families_;
