@@ -221,7 +221,9 @@ class Demotion:
 
     def _failure(self, cause: Exception, state: str, tier: Tier | None = None) -> SparringError:
         kind = next((each for each in _TYPED if isinstance(cause, each)), StorageIOError)
-        failing = tier or next(tier for tier in self._stack.tiers if tier.write_buffer)
+        tiers = self._stack.tiers
+        # Buffers are empty if the failure happened after they were written.
+        failing = tier or next((tier for tier in tiers if tier.write_buffer), self._stack.last)
         name, num_buffered_rows = self._stack.table.name, self.num_buffered_rows
         return kind(
             f"table {name!r}: writing rows to tier {failing.backend!r} failed "
