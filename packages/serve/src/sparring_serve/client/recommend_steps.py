@@ -143,7 +143,8 @@ def _vectors(
                 f"queries must be vectors or the keys of one table, found {len(given)} tables; pass the "
                 "keys of one table"
             )
-        _check_space(wanted.table, *given, dims)
+        [of_queries] = given
+        _check_space(wanted.table, of_queries, dims)
         seconds = max(deadline - session.clock(), 1e-3)
         answer = yield from session.pull_steps(given, Missing.INITIAL, version, seconds)
         [(table, vectors)] = answer.rows.items()
