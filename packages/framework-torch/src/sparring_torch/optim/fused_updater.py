@@ -17,9 +17,29 @@ from sparring.adapter import (
     parse_hyper,
     set_method_states,
 )
-from sparring.contracts import HyperParameters, MethodChoice, Storage, UpdateMethod
+from sparring.contracts import (
+    HyperParameters,
+    MethodChoice,
+    NativeMethod,
+    Storage,
+    UpdateMethod,
+)
 
-__all__ = ["FusedUpdater"]
+__all__ = ["FusedUpdater", "uses_steps"]
+
+_CORRECT_BIAS = {"adam", "sparse_adam", "adamw", "partial_rowwise_adam", "lamb"}
+"""Built-in methods whose updates depend on the number of steps."""
+
+
+def uses_steps(method: UpdateMethod, hyper: HyperParameters) -> bool:
+    """Returns whether updates may depend on the number of steps before.
+
+    Args:
+        method: the update method.
+        hyper: its current hyper-parameters.
+    """
+    is_known = isinstance(method, NativeMethod)
+    return not is_known or method.name in _CORRECT_BIAS or bool(getattr(hyper, "lr_decay", 0))
 
 
 class FusedUpdater:
@@ -62,11 +82,14 @@ class FusedUpdater:
         hypers = hypers_by_table(method, tables, hyperparameters, by_table)
         self.unknown: set[str] = set()
         """Tables whose rows have state of an unknown number of steps."""
+        self._loaded: set[str] = set()
+        """Tables whose number of steps `set_scalars` has set since the last step, because it may be
+        called before rows are loaded."""
         set_method_states(container.state, method, hypers, given, resets=resets)
         for name in tables:
             # Without a reference to this object, which would be a cycle with the container.
             read = partial(_read_scalars, self._steps, name)
-            write = partial(_continue_scalars, self._steps, self.unknown, name)
+            write = partial(_continue_scalars, self._steps, self.unknown, self._loaded, name)
             container.entry(name).attach_scalars(TableScalars(method.name, read, write))
         for name, parameter in zip(tables, self.parameters, strict=True):
             group = {"params": [parameter], "table": name, **hypers[name].model_dump()}
@@ -87,6 +110,7 @@ class FusedUpdater:
         }
         for name in self._container.apply_methods(choices):
             self._steps[name] += 1
+        self._loaded.clear()
 
     def _hyper(self, group: dict[str, Any]) -> HyperParameters:
         """Returns the current values of a group; validates them only after a change."""
@@ -106,6 +130,11 @@ class FusedUpdater:
         """Returns the param_groups with table names instead of parameters."""
         return [{**group, "params": [group["table"]]} for group in self.param_groups]
 
+    def uses_steps(self, table: str) -> bool:
+        """Returns whether updates of a table depend on its number of steps."""
+        groups = {group["table"]: group for group in self.param_groups}
+        return uses_steps(self._method, self._hyper(groups[table]))
+
     def scalars(self) -> dict[str, dict[str, Any]]:
         """Returns the number of steps of each table."""
         return {name: {"step": step} for name, step in self._steps.items()}
@@ -115,6 +144,7 @@ class FusedUpdater:
         for name in self._steps:
             self._steps[name] = int(scalars[name]["step"])
         self.unknown.clear()
+        self._loaded.update(self._steps)
 
     def guess_steps(self, steps: int) -> None:
         """Sets the number of steps of tables for which it is unknown."""
@@ -127,12 +157,15 @@ def _read_scalars(steps: Mapping[str, int], table: str) -> dict[str, Any]:
 
 
 def _continue_scalars(
-    steps: dict[str, int], unknown: set[str], table: str, scalars: Mapping[str, Any] | None
+    steps: dict[str, int],
+    unknown: set[str],
+    loaded: set[str],
+    table: str,
+    scalars: Mapping[str, Any] | None,
 ) -> None:
     """Continues the scalars of loaded rows or of a former optimizer; None: they are unknown."""
     unknown.discard(table)
     if scalars is not None:
         steps[table] = int(scalars.get("step", 0))
-    elif steps[table] == 0:
-        # Otherwise they were set by `set_scalars`, which may be called before rows are loaded.
+    elif table not in loaded:
         unknown.add(table)

@@ -25,6 +25,7 @@ from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.device.kernels import tensor_device
 from sparring_torch.device.memory import make_memory_error
 from sparring_torch.optim.block_step import BLOCK_BYTES, step_in_blocks, unhooked_step
+from sparring_torch.optim.fused_updater import uses_steps
 from sparring_torch.optim.known_optimizers import (
     FusedForm,
     KnownOptimizer,
@@ -98,6 +99,9 @@ class NativeUpdater:
             self._known.append(known)
         self.unknown: set[str] = set()
         """Tables whose rows have state of an unknown number of steps."""
+        self._loaded: set[str] = set()
+        """Tables whose number of steps `set_scalars` has set since the last step, because it may be
+        called before rows are loaded."""
         self._shadows = _make_shadows(
             container, tables, optimizer_class, layouts, given, resets=resets
         )
@@ -120,7 +124,7 @@ class NativeUpdater:
             shadow.adopt(self.state)
         for name, shadow in self._shadows.items():
             # Without a reference to this object, which would be a cycle with the container.
-            write = partial(_continue_scalars, shadow, self.unknown, name)
+            write = partial(_continue_scalars, shadow, self.unknown, self._loaded, name)
             container.entry(name).attach_scalars(TableScalars(self.name, shadow.scalars, write))
         takes_blocks = all(shadow.takes_blocks for shadow in self._shadows.values())
         self._block_bytes = BLOCK_BYTES if takes_blocks else None
@@ -145,6 +149,7 @@ class NativeUpdater:
             self._note("shadow: " + forms)
             self._check_dampening()
             self._container.apply(self._update, settings=self._settings)
+            self._loaded.clear()
             return
         self._note(_methods(forms))
         num_steps = self._container.state.counters.steps
@@ -154,6 +159,7 @@ class NativeUpdater:
             choices[name] = MethodChoice(form.method, form.hyper, step)
         for name in self._container.apply_methods(choices, settings=self._settings):
             self._shadows[name].count_step()
+        self._loaded.clear()
 
     def _forms(self) -> dict[str, FusedForm] | str:
         """Returns the update method of each table, or why one of them has none."""
@@ -230,6 +236,11 @@ class NativeUpdater:
         """Returns the param_groups with table names instead of parameters."""
         return [{**group, "params": self._list_tables(group)} for group in self.param_groups]
 
+    def uses_steps(self, table: str) -> bool:
+        """Returns whether updates of a table depend on its number of steps."""
+        forms = self._forms()
+        return isinstance(forms, str) or uses_steps(forms[table].method, forms[table].hyper)
+
     def scalars(self) -> dict[str, dict[str, Any]]:
         """Returns the optimizer state of each table, without row state."""
         return {name: shadow.scalars() for name, shadow in self._shadows.items()}
@@ -239,6 +250,7 @@ class NativeUpdater:
         for name, shadow in self._shadows.items():
             shadow.set_scalars(scalars[name])
         self.unknown.clear()
+        self._loaded.update(self._shadows)
 
     def guess_steps(self, steps: int) -> None:
         """Sets the number of steps of tables for which it is unknown."""
@@ -248,14 +260,17 @@ class NativeUpdater:
 
 
 def _continue_scalars(
-    shadow: ShadowParameter, unknown: set[str], table: str, scalars: Mapping[str, Any] | None
+    shadow: ShadowParameter,
+    unknown: set[str],
+    loaded: set[str],
+    table: str,
+    scalars: Mapping[str, Any] | None,
 ) -> None:
     """Continues the scalars of loaded rows or of a former optimizer; None: they are unknown."""
     unknown.discard(table)
     if scalars is not None:
         shadow.set_scalars(scalars)
-    elif shadow.num_steps(otherwise=1) == 0:
-        # Otherwise they were set by `set_scalars`, which may be called before rows are loaded.
+    elif table not in loaded and shadow.num_steps(otherwise=-1) >= 0:
         unknown.add(table)
 
 

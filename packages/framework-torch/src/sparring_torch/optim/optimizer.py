@@ -241,13 +241,17 @@ class Optimizer(torch.optim.Optimizer):
             )
 
     def _guess_steps(self) -> None:
-        steps, tables = self.container.counters.steps, sorted(self._updater.unknown)
-        warnings.warn(
-            f"Optimizer: the rows of {', '.join(map(repr, tables))} have optimizer state of an unknown "
-            f"number of steps; counting continues from the {steps} steps of the container. Load the "
-            "state_dict of their optimizer, or create this one with reset_state=True",
-            stacklevel=4,
-        )
+        steps, unknown = self.container.counters.steps, self._updater.unknown
+        if self.container.collective.world_size == 1:  # other ranks may have rows
+            unknown -= {name for name in unknown if not self.container.num_rows(name)}
+        tables = sorted(filter(self._updater.uses_steps, unknown))
+        if tables:
+            warnings.warn(
+                f"Optimizer: the rows of {', '.join(map(repr, tables))} have optimizer state of an "
+                f"unknown number of steps; counting continues from the {steps} steps of the container. "
+                "Load the state_dict of their optimizer, or create this one with reset_state=True",
+                stacklevel=4,
+            )
         self._updater.guess_steps(steps)
 
     def _step(self, closure: Callable[[], _Loss] | None) -> _Loss | None:
