@@ -116,6 +116,7 @@ from sparring.storage.memory import MemoryStorage as MemoryStorage
 from sparring.storage.open import found_table as found_table
 from sparring.updates.builtin import BUILTIN_METHODS as BUILTIN_METHODS
 from sparring.updates.builtin import keras_method as keras_method
+from sparring.updates.builtin import uses_steps as uses_steps
 from sparring.updates.resolve import hypers_by_table as hypers_by_table
 from sparring.updates.resolve import parse_hyper as parse_hyper
 from sparring.updates.resolve import resolve_method as resolve_method

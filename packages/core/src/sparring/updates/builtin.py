@@ -29,7 +29,17 @@ from sparring.contracts.tables.hyperparameters import (
     SparseAdamHyper,
 )
 
-__all__ = ["BUILTIN_METHODS", "KERAS_HYPER", "NativeMethod", "clip_gradients", "keras_method"]
+__all__ = [
+    "BUILTIN_METHODS",
+    "KERAS_HYPER",
+    "NativeMethod",
+    "clip_gradients",
+    "keras_method",
+    "uses_steps",
+]
+
+_CORRECT_BIAS = {"adam", "sparse_adam", "adamw", "partial_rowwise_adam", "lamb"}
+"""Native methods whose updates depend on the number of steps with any hyper-parameters."""
 
 
 class NativeMethod(UpdateMethod):
@@ -345,3 +355,15 @@ def clip_gradients(gradients: Rows, hyper: HyperParameters) -> None:
         gradients *= np.where(
             norms > hyper.clip_norm, hyper.clip_norm / np.maximum(norms, hyper.clip_norm), 1
         )
+
+
+def uses_steps(method: UpdateMethod, hyper: HyperParameters) -> bool:
+    """Returns whether updates may depend on `UpdateRows.step`.
+
+    Args:
+        method: the update method.
+        hyper: its current hyper-parameters.
+    """
+    if not isinstance(method, NativeMethod) or method.name in _CORRECT_BIAS:
+        return True
+    return bool(getattr(hyper, "lr_decay", 0))

@@ -16,30 +16,11 @@ from sparring.adapter import (
     method_state,
     parse_hyper,
     set_method_states,
+    uses_steps,
 )
-from sparring.contracts import (
-    HyperParameters,
-    MethodChoice,
-    NativeMethod,
-    Storage,
-    UpdateMethod,
-)
+from sparring.contracts import HyperParameters, MethodChoice, Storage, UpdateMethod
 
-__all__ = ["FusedUpdater", "uses_steps"]
-
-_CORRECT_BIAS = {"adam", "sparse_adam", "adamw", "partial_rowwise_adam", "lamb"}
-"""Built-in methods whose updates depend on the number of steps."""
-
-
-def uses_steps(method: UpdateMethod, hyper: HyperParameters) -> bool:
-    """Returns whether updates may depend on the number of steps before.
-
-    Args:
-        method: the update method.
-        hyper: its current hyper-parameters.
-    """
-    is_known = isinstance(method, NativeMethod)
-    return not is_known or method.name in _CORRECT_BIAS or bool(getattr(hyper, "lr_decay", 0))
+__all__ = ["FusedUpdater"]
 
 
 class FusedUpdater:

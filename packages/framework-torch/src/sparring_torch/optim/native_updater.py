@@ -19,13 +19,13 @@ from sparring.adapter import (
     find_storage_device,
     format_suggestion,
     set_states,
+    uses_steps,
 )
 from sparring.contracts import MethodChoice, Storage
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.device.kernels import tensor_device
 from sparring_torch.device.memory import make_memory_error
 from sparring_torch.optim.block_step import BLOCK_BYTES, step_in_blocks, unhooked_step
-from sparring_torch.optim.fused_updater import uses_steps
 from sparring_torch.optim.known_optimizers import (
     FusedForm,
     KnownOptimizer,
