@@ -94,6 +94,15 @@ class KerasShadow:
         result: npt.NDArray[Any] = after.numpy()
         return result
 
+    def uses_iterations(self) -> bool:
+        """Returns whether a step depends on the number of steps before it."""
+        if self._scalars:
+            return True
+        rows = np.concatenate([np.ones(self._dim, self.initial_state.dtype), self.initial_state])
+        gradients = np.linspace(-1, 1, self._dim, dtype=rows.dtype)[None] + 0.25
+        found = [self.step(rows[None] + 0.5, gradients, 0.1, number) for number in (0, 1000)]
+        return not np.array_equal(*found)
+
     def _make(self, native: Any, dim: int, dtype: str) -> None:
         config = native.get_config()
         # The learning rate is an argument of each step.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from sparring import StepContainer
-from sparring.adapter import TableState, TableUpdate, set_states
+from sparring.adapter import TableScalars, TableState, TableUpdate, set_states
 from sparring.contracts import HyperParameters, MethodChoice, Storage
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.optim.keras_shadow import KerasShadow
@@ -38,6 +42,7 @@ class NativeUpdater:
         native: the optimizer. It is copied once per dim and dtype.
         given: table → storage, for tables whose storage was passed as an open `Storage`.
         update: ``auto``, ``shadow`` or ``method``; see `Optimizer`.
+        iterations: number of steps of the `Optimizer`.
 
     Raises:
         UnsupportedError: `update` is ``method``, but no update method computes the same rows.
@@ -50,6 +55,7 @@ class NativeUpdater:
         native: Any,
         given: Mapping[str, Storage],
         update: str,
+        iterations: keras.Variable,
     ) -> None:
         self._container = container
         name = type(native).__name__
@@ -82,6 +88,14 @@ class NativeUpdater:
             for table, shadow in self._shadows.items()
         }
         set_states(container.state, states, given, name)
+        self._former: dict[str, int | None] = {}
+        """Table → number of steps before its rows came to this optimizer; None if it is unknown."""
+        with tf.init_scope():
+            for table in tables:
+                # Without a reference to this object, which would be a cycle with the container.
+                read = partial(_read_steps, iterations, self._former, table)
+                write = partial(_note_steps, self._former, table)
+                container.entry(table).attach_scalars(TableScalars(method, read, write))
         self._note("shadow: " + known if isinstance(known, str) else known.method.name)
 
     @property
@@ -97,6 +111,8 @@ class NativeUpdater:
 
     def step(self, learning_rate: float, iterations: int, /) -> None:
         """Applies the gradients that were collected since the last step."""
+        if self._former and iterations == 0:
+            self._warn_of_former_steps()
         choices = self._choices(learning_rate, iterations)
         self._check_fused(choices)
 
@@ -107,10 +123,30 @@ class NativeUpdater:
             self._note("shadow: " + choices)
             self._rate, self._iterations = learning_rate, iterations
             self._container.apply(self._update, settings=settings)
+            self._former.clear()
             return
         for choice in choices.values():
             self._note(choice.method.name)
         self._container.apply_methods(choices, settings=settings)
+        self._former.clear()
+
+    def _warn_of_former_steps(self) -> None:
+        """Warns if rows have state of steps that `iterations` does not count, but that their updates
+        depend on."""
+        for table, steps in self._former.items():
+            parts = self._container.entry(table).parts
+            has_rows = any(part.storage is not None and part.storage.size for part in parts)
+            if steps == 0 or not has_rows or not self._shadows[table].uses_iterations():
+                continue
+            known = "an unknown number of" if steps is None else str(steps)
+            given = "the number of steps" if steps is None else str(steps)
+            warnings.warn(
+                f"Optimizer: the rows of table {table!r} have the state of {known} steps, but "
+                f"optimizer.iterations is 0, so {self.name} treats this step as their first; call "
+                f"optimizer.iterations.assign({given}) before the first step, or, to reset the state, "
+                f"container.drop_state({table!r}) before creating the optimizer",
+                stacklevel=2,
+            )
 
     def _choices(self, rate: float, iterations: int) -> dict[str, MethodChoice] | str:
         """Returns the update method of each table in this step, or the reason why there is none."""
@@ -173,3 +209,17 @@ class NativeUpdater:
 
 def _concatenate(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _read_steps(
+    iterations: keras.Variable, former: Mapping[str, int | None], table: str
+) -> dict[str, int]:
+    # The name that PyTorch's optimizers use, which can continue rows of the same state.
+    return {"step": int(iterations.numpy()) or former.get(table) or 0}
+
+
+def _note_steps(
+    former: dict[str, int | None], table: str, scalars: Mapping[str, Any] | None
+) -> None:
+    """Notes the steps of a former optimizer of the rows, or of loaded rows."""
+    former[table] = None if scalars is None else int(scalars.get("step", 0))

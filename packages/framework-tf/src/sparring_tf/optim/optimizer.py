@@ -272,7 +272,7 @@ class Optimizer(keras.optimizers.Optimizer):
         updater: Updater
         sparse = self._sparse
         if isinstance(sparse, keras.optimizers.Optimizer):
-            updater = NativeUpdater(container, names, sparse, given, self._update)
+            updater = NativeUpdater(container, names, sparse, given, self._update, self._iterations)
         else:
             method = resolve_method(sparse) if isinstance(sparse, str) else sparse
             hyperparameters = dict(self._hyperparameters)
