@@ -25,6 +25,8 @@ _FIRST_INEXACT = {
     torch.float16: 2**11,
     torch.bfloat16: 2**8,
 }
+_NESTED = (list, tuple, np.ndarray, Tensor)
+"""Types of bags."""
 _WHOLE = (torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32)
 
 
@@ -54,6 +56,13 @@ def to_tensor(values: object, what: str) -> Tensor:
                 "negative numbers: torch.from_numpy(np.array(ids, np.uint64).view(np.int64))",
                 value=wide,
             ) from error
+        if _is_object(values) and not any(isinstance(each, _NESTED) for each in values.flat):
+            found = next(each for each in values.flat if not _is_whole(each))
+            raise InvalidArgumentError(
+                f"{what}: found {found!r} in an array of objects, expected int64 ids; replace or remove "
+                "the values that are not integers, then convert it: ids.astype(np.int64)",
+                value=found,
+            ) from error
         raise InvalidArgumentError(
             f"{what}: expected a tensor, an array or lists of one length, found "
             f"{type(values).__name__} ({error}); for bags of different lengths use "
@@ -65,19 +74,25 @@ def to_tensor(values: object, what: str) -> Tensor:
 
 def _from_objects(values: Any) -> Any:
     """Converts an array of objects, as pandas creates them, if all of them are integers of 64 bits."""
-    if not isinstance(values, np.ndarray) or values.dtype != object:
+    if not _is_object(values):
         return values
-    are_whole = all(
-        isinstance(each, (int, np.integer)) and not isinstance(each, bool) for each in values.flat
-    )
-    fits = are_whole and all(-(2**63) <= int(each) < 2**63 for each in values.flat)
-    return values.astype(np.int64) if fits and values.size else values
+    fits = all(_is_whole(each) and -(2**63) <= int(each) < 2**63 for each in values.flat)
+    return values.astype(np.int64) if fits else values
+
+
+def _is_object(values: Any) -> bool:
+    return isinstance(values, np.ndarray) and values.dtype == object
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _find_wide(values: Any) -> int | None:
     """Returns the first integer in lists or arrays that does not fit into int64."""
     if isinstance(values, (list, tuple, np.ndarray)):
-        for each in values:
+        # An array without dimensions cannot be iterated.
+        for each in values.flat if isinstance(values, np.ndarray) else values:
             found = _find_wide(each)
             if found is not None:
                 return found
