@@ -57,7 +57,7 @@ def parse_number(text: str) -> int | float:
 
 
 def check_whole_numbers(values: Iterable[Any], name: str, *, is_unsigned: bool) -> None:
-    """Raises if a value of a JSON event is not an id. Numbers are those of `parse_number`.
+    """Raises if a value of a JSON event is not an id. `parse_number` returns the numbers.
 
     Args:
         values: values of a column, or lists of them; None is a missing value.

@@ -569,7 +569,7 @@ class _Run:
         self._validated_step = values["validated_step"]
 
     def _check_data(self, snapshot: Snapshot) -> None:
-        """Raises if the data differ from those of the run of a snapshot."""
+        """Raises if the data differ from the data of the run of a snapshot."""
         check_same_origins(snapshot, self._source.data.schema.origins)
         check_same_data(snapshot, self._source.pinned)
 

@@ -84,7 +84,7 @@ class RunSnapshots:
         """Returns steps to which the run may return: for each, the newest snapshot that is not after it
         is kept."""
         self.check_data: Callable[[Snapshot], None] = lambda _snapshot: None
-        """Raises if the data differ from those of the run of a snapshot, before any row changes."""
+        """Raises if the data differ from the data of the run of a snapshot, before any row changes."""
         self._task: Task[SaveResult] | None = None
         self.num_failed = 0
         """Number of saves that failed concurrently with steps."""
