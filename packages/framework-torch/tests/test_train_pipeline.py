@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -399,6 +400,19 @@ def test_iterators_that_alternate_in_training_keep_their_batches() -> None:
     assert model.table.num_rows() == {"small": 6}
 
 
+def test_a_dropped_batch_of_an_iterator_is_reported() -> None:
+    _, pipeline = small()
+    iterators = [iter([torch.tensor([each]), torch.tensor([-each])]) for each in range(1, 11)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for each in iterators[:9]:
+            pipeline.progress(each)
+    with pytest.warns(UserWarning, match="more than 8 unfinished iterators") as found:
+        pipeline.progress(iterators[9])
+    assert found[0].filename == __file__
+
+
+@pytest.mark.filterwarnings("ignore:TrainPipeline. found more than 8 unfinished iterators")
 def test_abandoned_iterators_are_released() -> None:
     model, pipeline = small()
     for epoch in range(30):

@@ -8,6 +8,7 @@ look up                                                    └── batch 2 ─
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class _IteratorBatches(Generic[In]):
     """Pending batches of iterators that the pipeline does not use at the moment.
 
     A batch is forgotten with its iterator. Some iterators, such as those of lists, do not support weak
-    references; the last `MAX_ITERATORS` of them are kept.
+    references; the last `MAX_ITERATORS` of them are kept, and a warning reports each lost batch.
     """
 
     MAX_ITERATORS = 8
@@ -58,6 +59,13 @@ class _IteratorBatches(Generic[In]):
         strong = [each for each in self._kept if each[1]]
         if len(strong) > self.MAX_ITERATORS:
             self._kept.remove(strong[0])
+            warnings.warn(
+                f"TrainPipeline: found more than {self.MAX_ITERATORS} unfinished iterators, such as "
+                "those of lists, and dropped the batch that was already taken from the oldest; if that "
+                "is used again, this batch is missing. Finish iterators before starting others, or use "
+                "iterators that support weak references, such as generators or those of a DataLoader",
+                stacklevel=4,
+            )
 
     def take(self, iterator: Iterator[In]) -> _PendingBatch[In] | None:
         """Removes and returns the next batch of `iterator`."""
