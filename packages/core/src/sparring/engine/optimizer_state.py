@@ -89,8 +89,9 @@ def set_states(
         else:
             check_state(entry, len(each.initial), each.method)
     quiesce(state, Purpose.RESHAPE)
-    for name, each in wanted.items():
-        entry = state.tables.entry(name)
+    # Tables without rows first: if one cannot be opened, the rows of the others keep their state.
+    for name in sorted(wanted, key=lambda name: resets and _has_rows(state.tables.entry(name))):
+        entry, each = state.tables.entry(name), wanted[name]
         if resets:
             drop_state(state, entry)
         before = entry.config, entry.whole, entry.initial_state
@@ -127,6 +128,10 @@ def set_method_states(
         for name, hyper in hypers.items()
     }
     set_states(state, wanted, given, f"update method {method.name!r}", resets=resets)
+
+
+def _has_rows(entry: TableEntry) -> bool:
+    return any(part.storage is not None and part.storage.size > 0 for part in entry.parts)
 
 
 def _check_resettable(state: EngineState, entry: TableEntry) -> None:
