@@ -150,8 +150,8 @@ def check_same_origins(snapshot: Snapshot, origins: Mapping[str, str]) -> None:
 
 
 def check_same_data(snapshot: Snapshot, pinned: Mapping[str, Any]) -> None:
-    """Raises if the data differ from the data of the saved run: other files, or another table with the same
-    version. A position in the data would then mean other rows, and test rows could become training rows.
+    """Raises if the data differ from the data of the saved run: other files, or another table with the
+    same version. Positions would then mean other rows, and test rows could become training rows.
 
     Args:
         snapshot: snapshot of the run.
