@@ -9,7 +9,8 @@ import pytest
 from pydantic import ConfigDict
 
 from sparring.contracts.ranks.collective import Collective
-from sparring.contracts.storage.updates import HyperParameters, MethodChoice, UpdateMethod
+from sparring.contracts.storage.updates import MethodChoice, UpdateMethod
+from sparring.contracts.tables.hyperparameters import HyperParameters
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.container import StepContainer
 from sparring.errors import SparringError
@@ -44,7 +45,7 @@ class ScaledMethod(UpdateMethod):
 
 
 def step_with(scales: list[Scale]) -> list[np.ndarray]:
-    def body(collective: Collective) -> np.ndarray:
+    def body(collective: Collective) -> Any:
         made = StepContainer(
             collective=collective, rendezvous=ThreadRendezvous(collective.world_size)
         )

@@ -100,8 +100,8 @@ class KerasShadow:
             return True
         rows = np.concatenate([np.ones(self._dim, self.initial_state.dtype), self.initial_state])
         gradients = np.linspace(-1, 1, self._dim, dtype=rows.dtype)[None] + 0.25
-        found = [self.step(rows[None] + 0.5, gradients, 0.1, number) for number in (0, 1000)]
-        return not np.array_equal(*found)
+        first, later = (self.step(rows[None] + 0.5, gradients, 0.1, each) for each in (0, 1000))
+        return not np.array_equal(first, later)
 
     def _make(self, native: Any, dim: int, dtype: str) -> None:
         config = native.get_config()

@@ -8,9 +8,10 @@ integer that the dtype has not rounded. For example, float32 cannot represent ev
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -80,7 +81,7 @@ def _from_objects(values: Any) -> Any:
     return values.astype(np.int64) if fits else values
 
 
-def _is_object(values: Any) -> bool:
+def _is_object(values: object) -> TypeGuard[npt.NDArray[Any]]:
     return isinstance(values, np.ndarray) and values.dtype == object
 
 

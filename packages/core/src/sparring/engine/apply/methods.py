@@ -9,7 +9,8 @@ from typing import Any
 
 from sparring import _native
 from sparring.contracts.device.kernel_set import KernelSet
-from sparring.contracts.storage.updates import HyperParameters, MethodChoice, UpdateRows
+from sparring.contracts.storage.updates import MethodChoice, UpdateRows
+from sparring.contracts.tables.hyperparameters import HyperParameters
 from sparring.engine.apply.commit import (
     check_capacity,
     check_method_capacities,
