@@ -117,7 +117,8 @@ def descend(rate: float = 0.1, counted: float = 0.0) -> Callable[[Sequence[Any]]
 def read_embeddings(container: StepContainer, table: str, ids: npt.ArrayLike) -> npt.NDArray[Any]:
     """Returns the current embedding of each id, ``(n, dim)``."""
     found = container.lookup(table, np.array(ids, np.int64), is_registered=False)
-    return found.rows[found.inverse]
+    embeddings: npt.NDArray[Any] = found.rows[found.inverse]
+    return embeddings
 
 
 def read_chunks(chunks: Iterable[ScanChunk]) -> dict[int, tuple[bytes, int]]:
