@@ -66,7 +66,7 @@ OUR_PARAMETERS = {
     "EmbeddingBag.from_pretrained": "ids",
     "EmbeddingBag.parse_input": "offsets per_sample_weights",
     "InteractionArch": "device",
-    "Optimizer": "non_finite_gradients tables update",
+    "Optimizer": "non_finite_gradients reset_state tables update",
     "Optimizer.clip_grad_norm_": "dense_parameters",
     "ParameterSharding": "transfer columns",
     "SparseArch": "model",

@@ -329,6 +329,7 @@ def test_positions_in_a_bag_have_weights_that_are_learned() -> None:
         (partial(init.uniform_, a=-0.1, b=0.1), Uniform(-0.1, 0.1)),
         (partial(init.normal_, std=0.5), Normal(0.0, 0.5)),
         (init.trunc_normal_, TruncatedNormal(0.0, 1.0)),
+        (partial(init.trunc_normal_, std=0.02), Normal(0.0, 0.02)),
     ],
 )
 def test_functions_of_torch_are_accepted_as_initializers(
@@ -346,7 +347,7 @@ def test_functions_of_torch_are_accepted_as_initializers(
         init.xavier_uniform_,
         init.constant_,
         partial(init.uniform_, generator=torch.Generator()),
-        partial(init.trunc_normal_, std=0.1),
+        partial(init.trunc_normal_, std=0.5),
     ],
 )
 def test_a_function_that_fills_a_matrix_is_rejected(function: Any) -> None:
