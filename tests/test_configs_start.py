@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SERVING = ROOT / "configs/serving.yaml"
 PARAMETERS = ROOT / "configs/parameters.yaml"
 FOLLOWERS = ROOT / "configs/followers.yaml"
+SLOW = ("criteo", "gpu", "live", "sequence")
 CONFIGS = sorted(set((ROOT / "configs").glob("*.yaml")) - {SERVING, PARAMETERS, FOLLOWERS})
 STEPS = 6
 GPU_BYTES = 80e9
@@ -140,7 +141,13 @@ def stream_of_clicks(request: pytest.FixtureRequest) -> Iterator[str]:
         yield f"{url}/0/clicks"
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(each, marks=pytest.mark.slow if each.stem in SLOW else [], id=each.name)
+        for each in CONFIGS
+    ],
+)
 def test_a_config_trains_unchanged(path: Path, train: Train) -> None:
     result = train(path)
     config = load_config(Path.cwd() / "configs" / path.name)

@@ -88,6 +88,7 @@ def calibrated(tmp_path: Path, *more: str) -> Calibration:
     return read_document(output).as_model(Calibration)
 
 
+@pytest.mark.slow
 def test_measurements_are_written_and_missing_ones_are_reported(
     measured: tuple[Path, str],
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_file_is_replaced_completely_or_not_at_all(
     assert [path.name for path in tmp_path.iterdir()] == [output.name]
 
 
+@pytest.mark.slow
 def test_the_dense_model_is_measured_and_added_to_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

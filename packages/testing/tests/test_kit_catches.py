@@ -81,7 +81,7 @@ def make_suite(storage: type[MemoryStorage]) -> type[StorageTests]:
 # One run of pytest for all breaks of a module, because a run takes much longer than most tests.
 AREAS = sorted({storage.__module__.rpartition(".")[2] for storage, _ in BREAKS.values()})
 # These take two thirds of the time, and a change of the kit that misses all bugs fails in the others.
-SLOW = {"bounded", "lifecycle", "refusal", "scans", "writes"}
+SLOW = {"bounded", "lifecycle", "ownership", "refusal", "removal", "scans", "writes"}
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,7 @@ def test_users_and_items_without_a_label_get_two_towers(
     assert len(items & {f"SKU_{n}" for n in range(0, 13, 2)}) == 6
 
 
+@pytest.mark.slow
 def test_sessions_with_times_get_a_model_of_sequences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

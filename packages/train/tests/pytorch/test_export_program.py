@@ -50,6 +50,7 @@ def trained(tmp_path: Path) -> Path:
     return config
 
 
+@pytest.mark.slow
 def test_models_that_cannot_be_exported_are_rejected(
     trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

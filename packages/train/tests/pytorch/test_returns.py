@@ -146,6 +146,7 @@ class _Killed(BaseException):
     """The run was killed."""
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_during_the_return_makes_it_later(
     events: Events, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +188,7 @@ def test_a_run_that_cannot_return_withholds(
     assert sum(cut.ranges[0].num_events for cut in read_cuts(str(events.folder / "run"))) == COUNT
 
 
+@pytest.mark.slow
 def test_the_last_return_is_the_same_after_a_resume_and_in_a_replay(
     events: Events, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
