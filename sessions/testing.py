@@ -212,13 +212,17 @@ def tests_jax(session: nox.Session) -> None:
     """Runs the tests of the JAX adapter, without torch and TensorFlow. Needs g++."""
     given = [each for each in session.posargs if each.startswith(GIVEN_WHEELS)]
     session.install("pytest-xdist", silent=True)
-    packages = ("cli", "testing", "storage-tiered", "backend-hkv", "framework-jax")
+    # The last ones before the adapter are needed by tests of the documentation.
+    packages = (
+        "cli", "testing", "storage-tiered", "backend-hkv", "packed", "serve", "train", "framework-jax",
+    )  # fmt: skip
     if given:
         wheels = Path(given[0].removeprefix(GIVEN_WHEELS))
         install_made(session, wheels, "core", *packages, extras=TEST_EXTRAS)
     else:
         install_family(session, *packages, extras=TEST_EXTRAS)
     run_pytest(session, str(PACKAGES / "framework-jax"), mark="slow or not slow")
+    run_pytest(session, "tests/test_documents.py", "-k", "jax", mark="slow or not slow")
 
 
 def sizes(at_length: bool) -> dict[str, str]:

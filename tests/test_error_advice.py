@@ -157,6 +157,8 @@ FOREIGN_METHODS = {
     "model.parameters",
     "model.save_weights",
     "model.state_dict",
+    "optimizer.iterations",
+    "optimizer.iterations.assign",
     "optimizer.state_dict",
     "optimizer.zero_grad",
 }

@@ -4,46 +4,58 @@ from __future__ import annotations
 
 import os
 import socket
-import time
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
-import torch.multiprocessing
 
+START_SECONDS = 2.0
+
+PROGRAM = f"""
+import os, sys, time
+from pathlib import Path
+import torch.distributed as dist, torch.multiprocessing
 from sparring.errors import DeadlineError
 from sparring_torch.distributed.options import TorchRendezvousOptions
 from sparring_torch.distributed.rendezvous import TorchRendezvous
 
-START_SECONDS = 2.0
-
-
-def _join(rank: int, port: int, folder: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def join(rank, port, folder):
+    os.environ |= {{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}}
     dist.init_process_group("gloo", rank=rank, world_size=2)
     both = TorchRendezvous(TorchRendezvousOptions()).membership()
-    found = f"{both.rank} {both.world_size} {both.local_rank} {both.local_world_size}"
+    found = f"{{both.rank}} {{both.world_size}} {{both.local_rank}} {{both.local_world_size}}"
     if rank == 0:
         begin = time.monotonic()
         try:
-            TorchRendezvous(TorchRendezvousOptions(start_seconds=START_SECONDS))
+            TorchRendezvous(TorchRendezvousOptions(start_seconds={START_SECONDS}))
         except DeadlineError as error:
-            found += f"\n{time.monotonic() - begin < 10 * START_SECONDS} {error}"
+            found += f"\\n{{time.monotonic() - begin < {10 * START_SECONDS}}} {{error}}"
     Path(folder, str(rank)).write_text(found)
     dist.barrier()
     dist.destroy_process_group()
 
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(join, args=tuple(sys.argv[1:]), nprocs=2)
+"""
+
 
 @pytest.mark.slow
-def test_spawned_ranks_meet_through_the_store_of_their_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
+def test_spawned_ranks_meet_through_the_store_of_their_group(tmp_path: Path) -> None:
+    # Spawned processes import the program by its name.
+    program = tmp_path / "spawns.py"
+    program.write_text(PROGRAM)
+    launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    environment = {name: value for name, value in os.environ.items() if name not in launcher}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_join, args=(port, str(tmp_path)), nprocs=2)
+        port = str(free.getsockname()[1])
+    subprocess.run(
+        [sys.executable, str(program), port, str(tmp_path)],
+        env=environment,
+        check=True,
+        timeout=300,
+    )
     first, late = (tmp_path / "0").read_text().split("\n", 1)
     assert first == "0 2 0 2"
     assert (tmp_path / "1").read_text() == "1 2 1 2"
