@@ -321,7 +321,9 @@ def run_cxx_tests(session: nox.Session, sanitizer: str, *, at_length: bool = Fal
     # A test that hangs fails. The longest takes a minute under a sanitizer, and several times as long on
     # a busy machine; with large sizes, ten times that.
     options = ("--output-on-failure", "--no-tests=error", "--timeout", "900", "--parallel", "2")
-    session.run("ctest", "--test-dir", str(folder), *options, env=sizes(at_length))
+    leaks = f"suppressions={PACKAGES / 'core/native/leak_sanitizer.supp'}:print_suppressions=0"
+    env = {**sizes(at_length), "LSAN_OPTIONS": leaks}
+    session.run("ctest", "--test-dir", str(folder), *options, env=env)
 
 
 @nox.session
