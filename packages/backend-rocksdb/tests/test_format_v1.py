@@ -1,6 +1,6 @@
 """A folder of format 1, kept as release 0.1 wrote it, is opened by every release; and its layout.
 
-`format_v1` was written by release 0.1, and is never written again.
+`format_v1` was written once, and is never written again.
 """
 
 from __future__ import annotations
