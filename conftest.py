@@ -20,10 +20,12 @@ EXACT = (
     "packages/_template/", "packages/backend-", "packages/core/tests/checkpoint/",
     "packages/core/tests/exchange/", "packages/core/tests/kernels/", "packages/core/tests/sharding/",
     "packages/core/tests/snapshot/", "packages/core/tests/storage/", "packages/core/tests/updates/",
-    "packages/packed/", "packages/serve/tests/parameters/", "packages/serve/tests/replication/",
-    "packages/storage-tiered/",
+    "packages/framework-torch/tests/test_ranks.py", "packages/packed/",
+    "packages/serve/tests/parameters/", "packages/serve/tests/replication/", "packages/storage-tiered/",
+    "packages/train/tests/keras/test_resuming.py", "packages/train/tests/pytorch/test_resuming.py",
+    "packages/train/tests/pytorch/test_returns.py",
 )  # fmt: skip
-"""Folders whose tests compare rows, versions, acknowledged pushes or snapshots (mark `exact`)."""
+"""Tests that compare rows, versions, acknowledged pushes or snapshots have the mark `exact`."""
 
 MAX_REPEATED = 20
 """Maximum number of failed tests that are repeated: more have a common reason."""

@@ -168,7 +168,11 @@ def print_stacks(pid: int, log: IO[Any] | None) -> None:
         print(f"-- {process.pid}: {' '.join(words)[:300]}", file=log, flush=True)
         if "python" in name or "pytest" in name or "nox" in name:
             dump = [PY_SPY, "dump", "--pid", str(process.pid)]
-            subprocess.run(dump, stdout=log, stderr=subprocess.STDOUT, timeout=60, check=False)
+            try:
+                subprocess.run(dump, stdout=log, stderr=subprocess.STDOUT, timeout=60, check=False)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                # The stage must end even so.
+                print(f"   its stacks are not available: {error}", file=log, flush=True)
 
 
 def kill_tree(pid: int) -> None:
