@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sparring import LocalGroup, StepContainer
 from sparring.contracts import Collective
-from sparring.errors import NonFiniteGradientError, UnsupportedError
+from sparring.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_torch import (
     CombinedOptimizer,
@@ -156,14 +156,121 @@ def test_gradients_are_dropped_like_those_of_parameters() -> None:
     assert sparse.container.num_rows("users") == 0
 
 
-def test_other_forms_of_clipping_are_rejected() -> None:
+Change = Callable[[list[nn.Parameter]], object]
+
+
+def each_gradient(change: Callable[[Any], object]) -> Change:
+    """Returns a function that changes the gradient of each parameter in place."""
+
+    def change_all(parameters: list[nn.Parameter]) -> list[object]:
+        return [change(each.grad) for each in parameters if each.grad is not None]
+
+    return change_all
+
+
+def halved(parameters: list[nn.Parameter]) -> None:
+    for each in parameters:
+        if each.grad is not None:
+            each.grad = each.grad * torch.tensor(0.5)
+
+
+CHANGES: dict[str, Change] = {
+    "value": lambda all_: torch.nn.utils.clip_grad_value_(all_, 0.2),
+    "value in a loop": lambda all_: torch.nn.utils.clip_grad_value_(all_, 0.2, foreach=False),
+    "1-norm": lambda all_: torch.nn.utils.clip_grad_norm_(all_, 0.5, norm_type=1),
+    "3-norm": lambda all_: torch.nn.utils.clip_grad_norm_(all_, 0.5, norm_type=3, foreach=True),
+    "inf-norm": lambda all_: torch.nn.utils.clip_grad_norm_(all_, 0.5, norm_type=float("inf")),
+    "one side": each_gradient(lambda grad: grad.clamp_(min=-0.1)),
+    "twice": each_gradient(lambda grad: grad.mul_(3).clamp_(-0.3, 0.2).clamp_max_(0.1).div_(2)),
+    "sign": each_gradient(lambda grad: grad.neg_()),
+    "data": each_gradient(lambda grad: grad.data.mul_(0.1)),
+    "assigned": halved,
+    "zero": each_gradient(lambda grad: grad.zero_()),
+    "norms": each_gradient(lambda grad: [grad.norm(), grad.norm(1), grad.detach().data.norm(2)]),
+    "foreach": lambda all_: torch._foreach_mul_(
+        [each.grad for each in all_ if each.grad is not None], 2
+    ),
+}
+
+
+@pytest.mark.parametrize("owners", ["model", "optimizers"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
+def test_changes_of_gradients_are_those_of_torch(change: Change, owners: str) -> None:
+    model = ours()
+    expected = of_torch(model)
+    sparse, dense = (
+        Optimizer(model, torch.optim.SGD, lr=0.5),
+        torch.optim.SGD(model.dense.parameters()),
+    )
+    theirs = torch.optim.SGD(expected.parameters(), lr=0.5)
+    groups = [*sparse.param_groups, *dense.param_groups]
+    mine = [each for group in groups for each in group["params"]]
+    for number in range(2):
+        for each in BATCHES[: 1 + number]:
+            model(each).backward()
+            expected(each).backward()
+        found = change(mine if owners == "optimizers" else list(model.parameters()))
+        of_theirs = change(list(expected.parameters()))
+        if isinstance(of_theirs, Tensor):
+            torch.testing.assert_close(found, of_theirs)
+        sparse.step()
+        sparse.zero_grad()
+        dense.zero_grad()
+        theirs.step()
+        theirs.zero_grad()
+        expected.dense.load_state_dict(model.dense.state_dict())
+    agree(model, expected)
+
+
+REJECTED: dict[str, Callable[[Any], object]] = {
+    "add_": lambda grad: grad.add_(0.1),
+    "sign_": lambda grad: grad.sign_(),
+    "pow_": lambda grad: grad.pow_(2),
+    "copy_": lambda grad: grad.copy_(torch.ones(1)),
+    "clamp_": lambda grad: grad.clamp_(min=0.1),
+    "clamp": lambda grad: grad.clamp(-1, 1),
+    "mul_": lambda grad: grad.mul_(torch.rand(4)),
+    "rand_like": torch.rand_like,
+    "abs": lambda grad: grad.abs().max(),
+    "norm": lambda grad: grad.norm(dim=0),
+    "order": lambda grad: grad.norm(0),
+    "cat": lambda grad: torch.cat([grad, torch.ones(1)]),
+    "flat": lambda grad: grad.view(-1),
+    "nan_to_num_": lambda grad: grad.nan_to_num_(),
+}
+
+
+@pytest.mark.parametrize("change", REJECTED.values(), ids=list(REJECTED))
+def test_operations_that_need_the_elements_are_rejected(change: Callable[[Any], object]) -> None:
+    model = ours()
+    sparse = Optimizer(model, torch.optim.SGD, lr=0.5)
+    model(BATCHES[0]).backward()
+    for parameter in (model.users.anchor, sparse.param_groups[0]["params"][-1]):
+        with pytest.raises(UnsupportedError, match=r"gradients? of rows"):
+            change(parameter.grad)
+        with pytest.raises(UnsupportedError, match="gradient of rows"):
+            parameter.grad = torch.ones(1)
+
+
+def test_hooks_that_would_never_run_are_rejected() -> None:
+    model = ours()
+    sparse = Optimizer(model, torch.optim.SGD, lr=0.5)
+    for each in (model.users.anchor, *sparse.param_groups[0]["params"]):
+        for name in ("register_hook", "register_post_accumulate_grad_hook"):
+            with pytest.raises(UnsupportedError, match=f"{name}: .*would never run"):
+                getattr(each, name)(lambda _: None)
+
+
+def test_a_gradient_that_was_read_too_early_is_not_changed() -> None:
     model = ours()
     Optimizer(model, torch.optim.SGD, lr=0.5)
     model(BATCHES[0]).backward()
-    with pytest.raises(UnsupportedError, match="clip_grad_value_ clips elements"):
-        torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
-    with pytest.raises(UnsupportedError, match="norm_type=inf"):
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type=float("inf"))
+    grad: Any = model.users.anchor.grad
+    model(BATCHES[0]).backward()
+    for change in (lambda: grad.mul_(0.5), lambda: grad.clamp_(-1, 1), lambda: grad.norm(1)):
+        with pytest.raises(InvalidArgumentError, match=r"read parameter\.grad again"):
+            change()
+    assert repr(grad).startswith("GradientNorm(")
 
 
 def test_a_table_of_two_modules_counts_once() -> None:
@@ -268,6 +375,31 @@ def test_anchors_are_in_no_state_and_are_not_counted() -> None:
     anchor: Any = model.users.anchor.requires_grad_(False)
     for each in (copy.deepcopy(anchor), pickle.loads(pickle.dumps(anchor))):
         assert (type(each), each.requires_grad, each.grad) == (type(anchor), False, None)
+
+
+@pytest.mark.parametrize("placement", ["sharded", "replicated"])
+@pytest.mark.parametrize("change", [CHANGES["value"], CHANGES["inf-norm"], CHANGES["1-norm"]])
+def test_elements_and_norms_are_over_all_ranks(placement: str, change: Change) -> None:
+    def trained(collective: Collective | None, batches: list[Tensor]) -> Any:
+        rank = 0 if collective is None else collective.rank
+        rendezvous = None if collective is None else ThreadRendezvous(2)
+        with StepContainer(collective=collective, rendezvous=rendezvous) as container:
+            model = ours(placement=placement)
+            wrapped = DistributedModelParallel(model, container=container)
+            sparse = Optimizer(wrapped, torch.optim.SGD, lr=0.5)
+            for _ in range(2):
+                wrapped(batches[rank]).backward()
+                change(sparse.param_groups[0]["params"])
+                sparse.step()
+                sparse.zero_grad()
+            return rows_of(model)
+
+    expected = trained(None, [torch.cat(BATCHES)])
+    group = LocalGroup(2, deadline_seconds=20)
+    with ThreadPoolExecutor(2) as threads:
+        futures = [threads.submit(trained, group.join(rank), BATCHES) for rank in range(2)]
+        for each in [each.result() for each in futures]:
+            torch.testing.assert_close(each, expected)
 
 
 @pytest.mark.parametrize("placement", ["sharded", "replicated"])

@@ -5,6 +5,8 @@
                    ▼                                                               │
     summed by key over all ranks ──► anchor.grad: their norm ──► scaled in place ──┘ same factor
 
+The norm is a `GradientNorm`, which rejects operations that need the elements.
+
 Nothing is computed until something reads `Anchor.grad`, for example `torch.nn.utils.clip_grad_norm_`.
 An anchor has no elements, so no optimizer trains it. It is a parameter because functions of torch
 look for gradients and `requires_grad` in parameters.
@@ -27,9 +29,10 @@ from sparring import StepContainer
 from sparring.adapter import sum_gradients
 from sparring.contracts import Reduction
 from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch.lookup.gradient_norm import GradientNorm
 from sparring_torch.state.sharded_tensors import is_sharded, replicate
 
-__all__ = ["Anchor", "AnchoredModule", "RowGradients", "dense_parameters"]
+__all__ = ["Anchor", "AnchoredModule", "RowGradients", "dense_parameters", "reject_hook"]
 
 
 class _Norm(nn.Parameter):
@@ -47,9 +50,17 @@ class _Norm(nn.Parameter):
         # A copy belongs to no optimizer yet.
         return type(self), (self.data, self.requires_grad)
 
+    def register_hook(self, hook: object) -> NoReturn:
+        """Raises, because no gradient of rows arrives at the parameter."""
+        reject_hook("register_hook")
+
+    def register_post_accumulate_grad_hook(self, hook: object) -> NoReturn:
+        """Raises, because no gradient of rows arrives at the parameter."""
+        reject_hook("register_post_accumulate_grad_hook")
+
     @property
     def grad(self) -> Tensor | None:
-        """The norm ``(1,)`` over all ranks; None if no gradient arrived since the last step.
+        """The norm ``(1,)`` over all ranks, as a `GradientNorm`; None if there is no gradient.
 
         All ranks must read it.
         """
@@ -77,7 +88,7 @@ class Anchor(_Norm):
         # Two dimensions, so that penalties which skip biases (`dim() > 1`) are rejected, too.
         data = torch.empty(0, 1) if data is None else data
         made: Anchor = super().__new__(cls, data, True)  # type: ignore[assignment]
-        made.register_post_accumulate_grad_hook(_reject_penalty)  # type: ignore[no-untyped-call]
+        Tensor.register_post_accumulate_grad_hook(made, _reject_penalty)  # type: ignore[no-untyped-call]
         made.requires_grad_(requires_grad)
         return made
 
@@ -93,10 +104,8 @@ class Anchor(_Norm):
             if sys._getframe(1).f_code in _ZERO_GRAD:
                 self.gradients.drop(())
             return None
-        reader = _find_reader()
-        if _is_optimizer(reader):
+        if _is_optimizer(_find_reader()):
             return None
-        _check_clipping(reader)
         return self.gradients.norm(self.position, self.device)
 
     @grad.setter
@@ -179,7 +188,7 @@ class RowGradients:
         self._has_stepped = False
         """Whether a step took gradients and `zero_grad` has not been called since then."""
         self._mesh = next((each.mesh for each in anchors if each.mesh is not None), None)
-        self._norms: list[Tensor | None] = []
+        self._norms: list[GradientNorm | None] = []
         self._before: list[float] = []
 
     @property
@@ -192,7 +201,12 @@ class RowGradients:
         """Whether norms were read since the last step; the reader may have scaled them."""
         return bool(self._norms)
 
-    def norm(self, position: int, device: torch.device) -> Tensor | None:
+    def is_current(self, norm: GradientNorm) -> bool:
+        """Whether changes of a norm that was read still reach the gradients of the next step."""
+        is_fresh = bool(self._norms) and self._resources.num_gradients == self._num_seen
+        return is_fresh and self._norms[norm.position] is norm
+
+    def norm(self, position: int, device: torch.device) -> GradientNorm | None:
         """Returns the norm ``(1,)`` of the gradients of an anchor's tables, or None if they were dropped.
 
         It is the same tensor until more gradients arrive. All ranks must call it.
@@ -200,17 +214,32 @@ class RowGradients:
         if not self._norms or self._resources.num_gradients != self._num_seen:
             self._compute_norms()
         norm = self._norms[position]
-        if norm is not None and norm.device != device and device.type != "meta":
-            norm = self._norms[position] = norm.to(device)
-        if norm is not None and self._mesh is not None and not is_sharded(norm):
-            norm = self._norms[position] = replicate(norm, self._mesh)
+        if norm is None:
+            return None
+        value = norm.value
+        if value.device != device and device.type != "meta":
+            value = value.to(device)
+        if self._mesh is not None and not is_sharded(value):
+            value = replicate(value, self._mesh)
+        if value is not norm.value:
+            norm = self._norms[position] = GradientNorm(value, self, position)
         return norm
 
     def set_norm(self, position: int, value: Tensor | None) -> None:
         """Scales the gradients so that they have the given norm; None drops them."""
         if value is not None:
-            self.norm(position, value.device)
-            self._norms[position] = value
+            if not (
+                isinstance(value, GradientNorm)
+                and value.source is self
+                and value.position == position
+            ):
+                raise UnsupportedError(
+                    f"found a {type(value).__name__} for the gradient of rows, of which torch has only "
+                    "the norm; assign a product of parameter.grad with a number, or None"
+                )
+            if not self.is_current(value):
+                self.norm(position, value.device)
+                self._norms[position] = GradientNorm(value.value, self, position)
             return
         self._has_stepped = False
         if self._norms:
@@ -225,10 +254,7 @@ class RowGradients:
         """
         if factor != 1.0 and self.has_pending:
             self._compute_norms()
-        factors = [
-            factor * (norm.item() / before if norm is not None and before else 1.0)
-            for norm, before in zip(self._norms, self._before, strict=True)
-        ]
+        factors = [factor * self._factor(position) for position in range(len(self._norms))]
         for entry, each in self._resources.summed.items():
             name = self._container.entry(entry).table_name
             if (
@@ -238,6 +264,28 @@ class RowGradients:
             ):
                 each.gradients *= factors[self._anchor_of_table[name]]
         self.forget()
+
+    def _factor(self, position: int) -> float:
+        """Returns by how much the norm of an anchor was scaled since it was computed."""
+        norm, before = self._norms[position], self._before[position]
+        return float(norm.value.item() / before) if norm is not None and before else 1.0
+
+    def clamp(self, position: int, low: float, high: float) -> float:
+        """Clamps each element of the gradients of an anchor's tables, and returns their new norm.
+
+        All ranks must call it with the same bounds.
+        """
+        factor, world_size = self._factor(position), self._container.collective.world_size
+        if self._container.state.reduction is Reduction.MEAN:
+            low, high = low * world_size, high * world_size
+        for gradients in self._gradients_of(position):
+            gradients.mul_(factor).clamp_(low, high)
+        self._before[position] = self._reduce_norms([position], 2.0)[0]
+        return self._before[position]
+
+    def norm_of_order(self, position: int, order: float) -> float:
+        """Returns the norm of another order, over all ranks; all ranks must call it."""
+        return self._factor(position) * self._reduce_norms([position], order)[0]
 
     def check_cleared(self) -> bool:
         """Returns whether there are gradients for a step.
@@ -276,28 +324,44 @@ class RowGradients:
     def _compute_norms(self) -> None:
         """Sums all gradients by key and computes their norms."""
         self.scale()
-        container = self._container
-        summed = sum_gradients(container.state)
-        squares = np.zeros(len(self.parameters))
-        for entry, each in summed.items():
-            name = container.entry(entry).table_name
-            # For tables of other modules, the step reports the missing optimizer.
-            if name in self._anchor_of_table and len(each.keys):
-                values = torch.as_tensor(each.gradients)
-                norm = torch.linalg.vector_norm(values, dtype=torch.float64)
-                squares[self._anchor_of_table[name]] += norm.item() ** 2
-        world_size = container.collective.world_size
-        if world_size > 1:
-            squares = container.collective.all_reduce(squares, Reduction.SUM)
-        norms = np.sqrt(squares)
-        if container.state.reduction is Reduction.MEAN:
-            norms /= world_size
+        sum_gradients(self._container.state)
+        computed = self._container.tables
         is_double = any(
-            container.tables[name].computing_dtype == np.float64 for name in self._anchor_of_table
+            computed[name].computing_dtype == np.float64 for name in self._anchor_of_table
         )
         dtype = torch.float64 if is_double else torch.float32
-        made = [torch.tensor([each], dtype=dtype) for each in norms]
-        self._norms, self._before = [*made], [each.item() for each in made]
+        norms = self._reduce_norms(range(len(self.parameters)), 2.0)
+        values = [torch.tensor([each], dtype=dtype) for each in norms]
+        self._norms = [GradientNorm(each, self, place) for place, each in enumerate(values)]
+        self._before = [each.item() for each in values]
+
+    def _gradients_of(self, position: int) -> Iterator[Tensor]:
+        """Yields the summed gradients ``(u, dim)`` of an anchor's tables on this rank."""
+        for entry, each in self._resources.summed.items():
+            name = self._container.entry(entry).table_name
+            # For tables of other modules, the step reports the missing optimizer.
+            if self._anchor_of_table.get(name) == position and len(each.keys):
+                yield torch.as_tensor(each.gradients)
+
+    def _reduce_norms(self, positions: Sequence[int], order: float) -> list[float]:
+        """Returns the norms of the summed gradients of anchors, over all ranks."""
+        container, is_max = self._container, order == float("inf")
+        parts = np.zeros(len(positions))
+        for place, position in enumerate(positions):
+            for gradients in self._gradients_of(position):
+                norm = torch.linalg.vector_norm(gradients, order, dtype=torch.float64).item()
+                parts[place] = (
+                    np.maximum(parts[place], norm) if is_max else parts[place] + norm**order
+                )
+        world_size = container.collective.world_size
+        if world_size > 1:
+            parts = container.collective.all_reduce(
+                parts, Reduction.MAX if is_max else Reduction.SUM
+            )
+        norms = parts if is_max else parts ** (1.0 / order)
+        if container.state.reduction is Reduction.MEAN:
+            norms = norms / world_size
+        return [float(each) for each in norms]
 
 
 def dense_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -349,22 +413,18 @@ def _is_optimizer(reader: FrameType) -> bool:
     return isinstance(owner, (torch.optim.Optimizer, torch.amp.GradScaler))
 
 
-def _check_clipping(reader: FrameType) -> None:
-    if reader.f_code is _CLIP_BY_VALUE:
-        raise UnsupportedError(
-            "clip_grad_value_ clips elements, but of the gradients of rows it sees only the norm; use "
-            "clip_grad_norm_, or pass only ordinary parameters and set clip_value of an update method"
-        )
-    if reader.f_code is _CLIP_BY_NORM and float(reader.f_locals["norm_type"]) != 2.0:
-        raise UnsupportedError(
-            f"clip_grad_norm_: found norm_type={reader.f_locals['norm_type']}, but gradients of rows "
-            "support only the 2-norm"
-        )
+def reject_hook(name: str, *_: object) -> NoReturn:
+    """Raises the error of a method `name` that registers a hook at a parameter of rows."""
+    raise UnsupportedError(
+        f"{name}: found a parameter that represents rows, at which no gradient arrives, so the hook "
+        "would never run. Register it on sparring_torch.dense_parameters(model) and on the looked-up "
+        "embeddings, or pass sparring_torch.Optimizer a subclass of your optimizer whose step() "
+        "changes the gradients of the rows",
+        operation=name,
+    )
 
 
 # They are also found if an optimizer of ordinary parameters received `model.parameters()`.
 _ZERO_GRAD = {
     inspect.unwrap(each.zero_grad).__code__ for each in (nn.Module, torch.optim.Optimizer)
 }
-_CLIP_BY_VALUE = inspect.unwrap(torch.nn.utils.clip_grad_value_).__code__
-_CLIP_BY_NORM = inspect.unwrap(torch.nn.utils.clip_grad_norm_).__code__

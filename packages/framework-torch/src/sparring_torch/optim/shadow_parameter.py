@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparring.errors import InvalidArgumentError
+from sparring_torch.lookup.row_gradients import reject_hook
 from sparring_torch.optim.row_state import RowState
 
 __all__ = ["ShadowParameter"]
@@ -73,6 +75,8 @@ class ShadowParameter:
         self._before: dict[str, Any] = {}
         self._state: MutableMapping[str, Any] = {}
         self.parameter = nn.Parameter(torch.empty(0, dim, dtype=dtype, device=device))
+        for name in ("register_hook", "register_post_accumulate_grad_hook"):
+            setattr(self.parameter, name, partial(reject_hook, name))
 
     def adopt(self, state: MutableMapping[Any, Any]) -> None:
         """Creates a new state for the parameter in an optimizer's `state`."""
