@@ -29,7 +29,7 @@ class Model(nn.Module):
         options["container"] = container
         self.users = Embedding(4, name="users", dtype=torch.bfloat16, **options)
         self.items = Embedding(3, name="items", **options)
-        self.seen = EmbeddingBag(3, name="items", mode="sum", **options)
+        self.seen = EmbeddingBag(3, name="items", mode="sum", shared=True, **options)
         torch.manual_seed(1)
         self.top = nn.Linear(4 + 3 + 3, 1)
 

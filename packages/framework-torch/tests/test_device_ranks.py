@@ -415,7 +415,7 @@ def test_tables_on_a_device_and_on_the_cpu_are_updated_separately(
                     ),
                     EmbeddingBagConfig(name="others", embedding_dim=4),
                 ]
-                modules.append(EmbeddingBagCollection(tables, container=container))
+                modules.append(EmbeddingBagCollection(tables, container=container, shared=True))
             updates = Optimizer(modules, optimizer, lr=0.1)
             for step in range(4):
                 ids = ids_of(step, collective.rank, 2).reshape(-1, 1)

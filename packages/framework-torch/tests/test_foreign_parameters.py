@@ -48,12 +48,12 @@ OUR_CALLABLES = {
 """Names that neither TorchRec nor torch has."""
 
 _OF_TABLES = "initializer admission seed storage placement expire"
-_OF_COLLECTIONS = "unknown_features storage container"
+_OF_COLLECTIONS = "unknown_features storage container shared"
 OUR_PARAMETERS = {
     "DistributedModelParallel": "container exchange deadline_seconds find_unused_parameters dense "
     "plugin_manager",
-    "Embedding": f"{_OF_TABLES} name container",
-    "EmbeddingBag": f"{_OF_TABLES} name container",
+    "Embedding": f"{_OF_TABLES} name container shared",
+    "EmbeddingBag": f"{_OF_TABLES} name container shared",
     "EmbeddingBagCollection": _OF_COLLECTIONS,
     "EmbeddingBagCollection.read_embeddings": "table",
     "EmbeddingBagConfig": _OF_TABLES,

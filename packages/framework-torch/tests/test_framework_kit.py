@@ -34,6 +34,7 @@ class Model:
             "initializer": table.initializer,
             "storage": "memory",
             "container": container,
+            "shared": True,
         }
         self._dim = table.dim
         self._layer = Embedding(table.dim, **self._options)

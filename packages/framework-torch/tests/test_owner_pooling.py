@@ -252,7 +252,7 @@ def test_sequences_of_a_pooled_table_are_sent_by_rows_and_reported(caplog: Any) 
     def body(collective: Collective) -> None:
         with opened(collective) as container:
             config = EmbeddingConfig(name="first", embedding_dim=4, feature_names=["a"])
-            sequences = EmbeddingCollection([config], container=container)
+            sequences = EmbeddingCollection([config], container=container, shared=True)
             bags = collection(container=container)
             updates = Optimizer([sequences, bags], torch.optim.SGD, lr=1.0)
             ids = torch.tensor([5, 5, 6])

@@ -275,7 +275,7 @@ def test_a_gradient_that_was_read_too_early_is_not_changed() -> None:
 
 def test_a_table_of_two_modules_counts_once() -> None:
     first = Embedding(2, name="shared", storage="memory")
-    second = Embedding(2, name="shared", storage="memory")
+    second = Embedding(2, name="shared", storage="memory", shared=True)
     both = nn.ModuleList([first, second])
     optimizer = Optimizer(both, torch.optim.SGD, lr=1.0)
     (first(IDS[:1]) + second(IDS[:1])).sum().backward()

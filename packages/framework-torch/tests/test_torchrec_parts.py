@@ -146,25 +146,21 @@ def test_gradients_are_clipped_before_the_step(clipping: torchrec.GradientClippi
         torch.manual_seed(0)
         model = Model()
         dense = torch.optim.SGD(model.dense.parameters(), lr=0.5)
-        has_rows = clipping is not torchrec.GradientClipping.VALUE
-        parts: list[Any] = [Optimizer(model, torch.optim.SGD, lr=0.5)] if has_rows else []
-        optimizer: Any = torchrec.CombinedOptimizer([*parts, dense])
+        rows = Optimizer(model, torch.optim.SGD, lr=0.5)
+        optimizer: Any = torchrec.CombinedOptimizer([rows, dense])
         if is_wrapped:
             optimizer = torchrec.GradientClippingOptimizer(optimizer, clipping, 0.01)
             scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
         for _ in range(3):
             optimizer.zero_grad()
-            loss = model(batch("user"))
-            (loss if has_rows else loss - loss.detach()).backward()
+            model(batch("user")).backward()
             if not is_wrapped and clipping is torchrec.GradientClipping.NORM:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             if not is_wrapped and clipping is torchrec.GradientClipping.VALUE:
-                torch.nn.utils.clip_grad_value_(model.dense.parameters(), 0.01)
+                torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
             optimizer.step()
             if is_wrapped:
                 scheduler.step()
-            if not has_rows:
-                model.bags.requires_grad_(False)
         results.append(
             [*map(Tensor.detach, model.dense.parameters()), model.bags.read_embeddings(range(4))]
         )
@@ -174,17 +170,10 @@ def test_gradients_are_clipped_before_the_step(clipping: torchrec.GradientClippi
         torch.testing.assert_close(mine, theirs)
 
 
-def test_clipping_that_rows_do_not_support_is_rejected() -> None:
+def test_clipping_without_a_limit_is_rejected() -> None:
     rows = Optimizer(collection("user"), torch.optim.SGD, lr=0.5)
-    wrap: Any = torchrec.GradientClippingOptimizer
-    for arguments in (
-        (torchrec.GradientClipping.VALUE,),
-        (torchrec.GradientClipping.NORM, 0.1, 1.0),
-    ):
-        with pytest.raises(UnsupportedError, match="gradients of rows support only the 2-norm"):
-            wrap(torchrec.CombinedOptimizer([rows]), *arguments)
     with pytest.raises(InvalidArgumentError, match="max_gradient must be positive, found 0"):
-        wrap(rows, torchrec.GradientClipping.NORM, 0)
+        torchrec.GradientClippingOptimizer(rows, torchrec.GradientClipping.NORM, 0)
 
 
 # -- sharders, precision of messages, and plans

@@ -232,7 +232,8 @@ def test_a_forward_pass_before_the_optimizer_is_allowed() -> None:
 def test_modules_of_one_container_share_a_table_of_one_name() -> None:
     with StepContainer() as container:
         one, other = (
-            Embedding(DIM, name="table", storage="memory", container=container) for _ in range(2)
+            Embedding(DIM, name="table", storage="memory", container=container, shared=shared)
+            for shared in (False, True)
         )
         optimizer = Optimizer([one, other], torch.optim.SGD, lr=1.0)
         one(IDS).sum().backward()

@@ -124,6 +124,20 @@ def reject_proxy(given: object, owner: str) -> None:
         )
 
 
+def reject_same_names(tables: Sequence[str]) -> NoReturn:
+    """Rejects a second module with tables of the same names.
+
+    Raises:
+        InvalidArgumentError: always.
+    """
+    raise InvalidArgumentError(
+        f"tables {', '.join(map(repr, tables))}: found two modules with a table of this name, which "
+        "would use the same rows, while those of torch.nn and TorchRec have separate ones. Give one of "
+        "them another name, or create a module with shared=True if both should use the same rows",
+        tables=list(tables),
+    )
+
+
 def reject_scripting(owner: str) -> NoReturn:
     """Rejects `torch.jit.script`.
 

@@ -39,7 +39,13 @@ class TableContainer:
         None on a single rank, where ``cuda`` means the current GPU."""
         return self.state.tables.own_device
 
-    def declare(self, table: TableConfig, storage: StorageChoice | Storage | None = None) -> None:
+    def declare(
+        self,
+        table: TableConfig,
+        storage: StorageChoice | Storage | None = None,
+        *,
+        former_name: str | None = None,
+    ) -> None:
         """Adds a table. Its storage is opened when the first row may be written, because the optimizer
         determines the width of the rows.
 
@@ -47,6 +53,8 @@ class TableContainer:
             table: configuration of the table. Declaring an equal table again has no effect.
             storage: backend to open, or an open storage, which the container then owns. None: ``hkv``
                 with its defaults, or the storage of an earlier declaration.
+            former_name: name of the table in older snapshots. `load` reads its rows from there, with a
+                warning, if a snapshot has no table with the name in `table`.
 
         Raises:
             InvalidArgumentError: a different table with this name exists, the table was declared with
@@ -54,6 +62,9 @@ class TableContainer:
         """
         self.check_open()
         self.state.tables.declare(table, storage)
+        if former_name is not None:
+            for entry in self.entry(table.name).parts:
+                entry.former_name = former_name
 
     @property
     def tables(self) -> Mapping[str, TableConfig]:

@@ -23,7 +23,11 @@ from sparring_torch.distributed.fully_sharded import FullySharded, check_shardab
 from sparring_torch.distributed.gradient_average import GradientAverager, broadcast
 from sparring_torch.lookup.row_gradients import Anchor, dense_parameters
 from sparring_torch.lookup.train_agent import TrainAgent
-from sparring_torch.modules.table_module import list_agents, list_table_modules
+from sparring_torch.modules.table_module import (
+    list_agents,
+    list_table_modules,
+    name_tables_by_path,
+)
 from sparring_torch.modules.table_workloads import list_workloads
 from sparring_torch.state.sharded_tensors import shard_like
 
@@ -114,6 +118,7 @@ class DistributedModelParallel(nn.Module):
         if dense == "fsdp2":
             check_shardable(module)
         agents = list_agents(module)
+        name_tables_by_path(module)
         given = {id(each.container): each.container for each in agents if each.is_container_given}
         if container is None and len(given) == 1:
             (container,) = given.values()

@@ -53,9 +53,9 @@ class GradientNorm(Tensor):
         cls, value: Tensor, source: NormSource, position: int, *, is_copy: bool = False
     ) -> GradientNorm:
         local = value.to_local() if hasattr(value, "to_local") else value
-        made = Tensor._make_subclass(cls, local.detach())  # type: ignore[attr-defined]
+        made = Tensor._make_subclass(cls, local.detach())
         made.value, made.source, made.position, made.is_copy = value, source, position, is_copy
-        return made  # type: ignore[no-any-return]
+        return made
 
     # The base class of tensors declares it as a class method with these parameters.
     @classmethod
@@ -97,11 +97,11 @@ class GradientNorm(Tensor):
             operation=name,
         )
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"GradientNorm({self.value.item()})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.value.detach().clone().__reduce_ex__(protocol)
+        return self.value.detach().clone().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: Any) -> GradientNorm:
         return GradientNorm(self.value.clone(), self.source, self.position, is_copy=True)
@@ -256,4 +256,4 @@ _READS = {
 }
 
 # torch's functions then also use their fast way for lists that contain norms, as for `DTensor`s.
-_foreach_utils._foreach_supported_types.append(GradientNorm)
+_foreach_utils._foreach_supported_types.append(GradientNorm)  # type: ignore[arg-type]

@@ -11,9 +11,11 @@ needs to know about steps.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -35,6 +37,8 @@ from sparring_torch.state.row_copies import CopiedTables
 __all__ = ["TrainAgent"]
 
 Index = npt.NDArray[np.int64]
+_agents = weakref.WeakKeyDictionary[StepContainer, "weakref.WeakSet[TrainAgent]"]()
+"""Agents that have joined a container."""
 
 
 class TrainAgent(CopiedTables):
@@ -46,6 +50,7 @@ class TrainAgent(CopiedTables):
             up, in the order of its outputs.
         container: the container to use. None creates a container when it is first needed, unless an
             `Optimizer` joins several agents in one container before any row is written.
+        shared: whether agents of other modules may have the same tables.
     """
 
     def __init__(
@@ -53,7 +58,12 @@ class TrainAgent(CopiedTables):
         declarations: Sequence[TableDeclaration],
         features: Sequence[tuple[str, str]],
         container: StepContainer | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
+        self.shared = shared
+        self.names_by_path = False
+        """Whether `name_tables_by_path` renames tables whose names other modules have, too."""
         self._features = list(features)
         by_table = {each.table.name: each.table.computing_dtype for each in declarations}
         self.dtypes = [
@@ -109,7 +119,49 @@ class TrainAgent(CopiedTables):
                 "would train no rows; create the Optimizer after the tables join their container",
                 tables=self.table_names,
             )
+        if self._container is not container:
+            self._check_shared(container)
         super().join(container)
+        _agents.setdefault(container, weakref.WeakSet()).add(self)
+
+    def _check_shared(self, container: StepContainer) -> None:
+        if self._same_names(container):
+            gc.collect()  # a module that was replaced, for example in a notebook
+        same = self._same_names(container)
+        if same:
+            misuse.reject_same_names(same)
+
+    def _same_names(self, container: StepContainer) -> list[str]:
+        """Returns the tables that another module in a container has and does not share."""
+        own = set() if self.shared else set(self.table_names)
+        return sorted(
+            own.intersection(
+                name
+                for each in _agents.get(container, ())
+                if each is not self and each._container is container and not each.shared
+                for name in each.table_names
+            )
+        )
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Renames tables that have no rows yet.
+
+        Args:
+            names: former name → new name; other tables keep their names.
+        """
+        self._container = self._host = self._path = None
+        self.declarations = [
+            replace(
+                each, table=replace(each.table, name=names.get(each.table.name, each.table.name))
+            )
+            for each in self.declarations
+        ]
+        self.table_names = [names.get(each, each) for each in self.table_names]
+        self.former_names |= {new: old for old, new in names.items()}
+        self._features = [(names.get(table, table), how) for table, how in self._features]
+        self._initial_rows = [
+            (names.get(table, table), ids, rows) for table, ids, rows in self._initial_rows
+        ]
 
     def _on_joined(self, declarations: Sequence[TableDeclaration]) -> None:
         self._host = HostPath(self.container, self.table_names, self._features, self._dtype)

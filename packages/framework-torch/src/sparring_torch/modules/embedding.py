@@ -46,6 +46,8 @@ class Embedding(SingleTable):
         storage: storage of the rows.
         device: device of the rows, see `EmbeddingBag`.
         container: container of the table; None leaves the choice to the `Optimizer`.
+        shared: whether other modules may use the same rows: a second module that declares the name of
+            the table raises an error unless one of both has ``shared=True``.
 
     Raises:
         InvalidArgumentError: a number is out of range, or a dtype or initializer is unknown.
@@ -75,6 +77,7 @@ class Embedding(SingleTable):
         storage: StorageLike = "hkv",
         device: torch.device | str | None = None,
         container: StepContainer | None = None,
+        shared: bool = False,
     ) -> None:
         super().__init__()
         self.embedding_dim = embedding_dim
@@ -92,7 +95,7 @@ class Embedding(SingleTable):
             expire=expire,
         )
         declared = [declare_table(config, choose_storage(device, storage))]
-        self.agent = TrainAgent(declared, [(self.name, "sum")], container)
+        self.agent = TrainAgent(declared, [(self.name, "sum")], container, shared=shared)
         self.register_for_ops()
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in torch.nn

@@ -52,6 +52,8 @@ class EmbeddingBag(SingleTable):
             without a copy to the host; offsets are clamped to their range instead of checked. It
             requires `storage` ``hkv``; options of a storage specify the device themselves.
         container: container of the table; None leaves the choice to the `Optimizer`.
+        shared: whether other modules may use the same rows: a second module that declares the name of
+            the table raises an error unless one of both has ``shared=True``.
 
     Raises:
         InvalidArgumentError: a number is out of range, or a mode, dtype or initializer is unknown.
@@ -83,6 +85,7 @@ class EmbeddingBag(SingleTable):
         storage: StorageLike = "hkv",
         device: torch.device | str | None = None,
         container: StepContainer | None = None,
+        shared: bool = False,
     ) -> None:
         super().__init__()
         if mode not in ("sum", "mean"):
@@ -106,7 +109,7 @@ class EmbeddingBag(SingleTable):
             expire=expire,
         )
         declared = [declare_table(config, choose_storage(device, storage))]
-        self.agent = TrainAgent(declared, [(self.name, mode)], container)
+        self.agent = TrainAgent(declared, [(self.name, mode)], container, shared=shared)
         self.register_for_ops()
 
     def forward(

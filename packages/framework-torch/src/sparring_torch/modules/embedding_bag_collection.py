@@ -54,6 +54,8 @@ class EmbeddingBagCollection(TableModule):
             GPU are looked up, pooled and trained there. A batch that does not know its number of
             ids per feature waits for the GPU once; `KeyedJaggedTensor.sync` before ``to`` avoids it.
         container: container of the tables; None leaves the choice to the `Optimizer`.
+        shared: whether other modules may use the same rows: a second module that declares the name of
+            the table raises an error unless one of both has ``shared=True``.
 
     Raises:
         InvalidArgumentError: there are no tables, two tables have one name, or a number is out of
@@ -79,6 +81,7 @@ class EmbeddingBagCollection(TableModule):
         storage: StorageLike = "hkv",
         device: torch.device | str | None = None,
         container: StepContainer | None = None,
+        shared: bool = False,
     ) -> None:
         super().__init__()
         outputs = feature_outputs(tables)
@@ -100,7 +103,7 @@ class EmbeddingBagCollection(TableModule):
         )
         everywhere = choose_storage(device, storage)
         declared = [declare_table(config, everywhere) for config in tables]
-        self.agent = TrainAgent(declared, pooled, container)
+        self.agent = TrainAgent(declared, pooled, container, shared=shared)
         self.register_for_ops()
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:

@@ -47,6 +47,8 @@ class EmbeddingCollection(TableModule):
         storage: storage of tables whose configuration names none.
         device: see `EmbeddingBagCollection`.
         container: container of the tables; None leaves the choice to the `Optimizer`.
+        shared: whether other modules may use the same rows: a second module that declares the name of
+            the table raises an error unless one of both has ``shared=True``.
 
     Raises:
         InvalidArgumentError: there are no tables, two tables have one name, or a number is out of
@@ -72,6 +74,7 @@ class EmbeddingCollection(TableModule):
         storage: StorageLike = "hkv",
         device: torch.device | str | None = None,
         container: StepContainer | None = None,
+        shared: bool = False,
     ) -> None:
         super().__init__()
         self._tables = list(tables)
@@ -95,7 +98,7 @@ class EmbeddingCollection(TableModule):
         ]
         everywhere = choose_storage(device, storage)
         declared = [declare_table(config, everywhere) for config in tables]
-        self.agent = TrainAgent(declared, looked_up, container)
+        self.agent = TrainAgent(declared, looked_up, container, shared=shared)
         self.register_for_ops()
 
     def embedding_configs(self) -> list[EmbeddingConfig]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Set
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -11,16 +12,23 @@ from torch import Tensor, nn
 
 from sparring.adapter import format_suggestion
 from sparring.errors import InvalidArgumentError
+from sparring_torch import misuse
 from sparring_torch.jagged.ids import to_ids, to_tensor
 from sparring_torch.jagged.jagged_tensor import JaggedTensor
 from sparring_torch.jagged.keyed_tensor import KeyedTensor
 from sparring_torch.lookup.batch_lookup import Bags, Ids
 from sparring_torch.lookup.lookup_ops import LookupModule
 from sparring_torch.lookup.train_agent import TrainAgent
-from sparring_torch.misuse import reject_scripting
 from sparring_torch.state.rows_in_state import RowsInState
 
-__all__ = ["TableModule", "list_agents", "list_table_modules", "tables_device", "untraced"]
+__all__ = [
+    "TableModule",
+    "list_agents",
+    "list_table_modules",
+    "name_tables_by_path",
+    "tables_device",
+    "untraced",
+]
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 
@@ -54,7 +62,9 @@ class TableModule(LookupModule, RowsInState):
 
     def __prepare_scriptable__(self) -> NoReturn:
         # torch.jit.script calls it for each module.
-        reject_scripting(f"{type(self).__name__} of {', '.join(map(repr, self.agent.table_names))}")
+        misuse.reject_scripting(
+            f"{type(self).__name__} of {', '.join(map(repr, self.agent.table_names))}"
+        )
 
     @property
     def has_optimizer(self) -> bool:
@@ -91,6 +101,8 @@ class TableModule(LookupModule, RowsInState):
         names = self.agent.table_names
         if table is None and len(names) == 1:
             (table,) = names
+        for name, former in self.agent.former_names.items():
+            table = name if table == former else table
         if table not in names:
             raise InvalidArgumentError(
                 f"read_embeddings: found table {table!r}; {format_suggestion(table, names)}",
@@ -103,6 +115,16 @@ class TableModule(LookupModule, RowsInState):
             own_error = error
         (found,) = container.lookup_all([(table, keys)], is_registered=False, own_error=own_error)
         return torch.from_numpy(found.rows[found.inverse])
+
+    def _match_names(self, saved: Set[str]) -> dict[str, str]:
+        agent = self.agent
+        if agent.names_by_path and not agent.is_bound:
+            # The saved model was wrapped, and this one is not yet.
+            own = [name for name in agent.table_names if name not in saved]
+            found = {name: each for name in own for each in saved if each.endswith(f".{name}")}
+            if found:
+                agent.rename(found)
+        return super()._match_names(saved)
 
     # -- dtype of the output
 
@@ -167,6 +189,38 @@ def list_table_modules(modules: nn.Module | Iterable[nn.Module]) -> list[TableMo
             "sparring_torch"
         )
     return list(found.values())
+
+
+def name_tables_by_path(modules: nn.Module | Iterable[nn.Module]) -> None:
+    """Gives tables with the same name different names, as in TorchRec.
+
+    Only tables of collections from `sparring_torch.torchrec` are renamed, and only if another module
+    has a table with the same name: the new name begins with the path of the module.
+
+    Args:
+        modules: the model, or its parts; parts of a sequence are numbered.
+
+    Raises:
+        InvalidArgumentError: such a table has rows already, or is in a given container.
+    """
+    roots = (
+        [("", modules)]
+        if isinstance(modules, nn.Module)
+        else [(f"{number}.", each) for number, each in enumerate(modules)]
+    )
+    paths: dict[TrainAgent, str] = {}
+    for prefix, root in roots:
+        for path, each in root.named_modules():
+            if isinstance(each, TableModule) and isinstance(each.agent, TrainAgent):
+                paths.setdefault(each.agent, f"{prefix}{path}".strip("."))
+    counts = Counter(name for agent in paths for name in agent.table_names)
+    for agent, path in paths.items():
+        same = [name for name in agent.table_names if counts[name] > 1]
+        if not agent.names_by_path or agent.shared or not same or not path:
+            continue
+        if agent.is_bound:
+            misuse.reject_same_names(same)
+        agent.rename({name: f"{path}.{name}" for name in same})
 
 
 def tables_device(model: nn.Module) -> torch.device:

@@ -21,7 +21,7 @@ from sparring.adapter import (
 from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.lookup.row_gradients import Anchor, RowGradients
-from sparring_torch.modules.table_module import list_table_modules
+from sparring_torch.modules.table_module import list_table_modules, name_tables_by_path
 from sparring_torch.optim.fused_updater import FusedUpdater
 from sparring_torch.optim.native_updater import NativeUpdater
 
@@ -129,7 +129,9 @@ class Optimizer(torch.optim.Optimizer):
                 "update='shadow' requires a class of torch.optim, found update method "
                 f"{optimizer_class!r}; omit update"
             )
+        modules = modules if isinstance(modules, nn.Module) else list(modules)
         holders = list_table_modules(modules)
+        name_tables_by_path(modules)
         agents = list({id(each.agent): each.agent for each in holders}.values())
         for agent in agents:
             agent.awaits_state = True

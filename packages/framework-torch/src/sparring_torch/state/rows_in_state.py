@@ -9,8 +9,9 @@ Saving never communicates and never writes files. Loading finds all rows, or rai
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -254,7 +255,11 @@ class RowsInState(nn.Module):
             raise DataError(
                 f"{place}: the saved rows are from a copy of a model; load rows of a state_dict"
             )
-        elsewhere: dict[str, int] = header["elsewhere"]
+        elsewhere: dict[str, int] = dict(header["elsewhere"])
+        saved_names = self._match_names({*tables, *elsewhere})
+        own_names = {saved: name for name, saved in saved_names.items()}
+        tables = {own_names.get(name, name): each for name, each in tables.items()}
+        elsewhere = {own_names.get(name, name): each for name, each in elsewhere.items()}
         missing = set(agent.table_names) - set(tables) - set(elsewhere)
         if missing:
             raise InvalidArgumentError(
@@ -268,12 +273,32 @@ class RowsInState(nn.Module):
         entries = [(header, {name: tables[name] for name in agent.table_names if name in tables})]
         for name, number in elsewhere.items():
             if not call.has_loaded(container, name):
-                entries.append(_entry_elsewhere(call, name, number, place))
+                saved_name = saved_names.get(name, name)
+                found, given = _entry_elsewhere(call, saved_name, number, place)
+                entries.append((found, {name: given[saved_name]}))
         for found, given in entries:
             is_shared = self._live_agent is not agent
             wanted = _without_known_rows(container, given, found) if is_shared else given
             if wanted:
                 _load(container, wanted, found, call)
+
+    def _match_names(self, saved: Set[str]) -> dict[str, str]:
+        """Returns the saved names of tables that have another name now, with a warning."""
+        names = {
+            name: former
+            for name, former in self.agent.former_names.items()
+            if name not in saved and former in saved
+        }
+        if names:
+            warnings.warn(
+                "load_state_dict: the rows of "
+                + ", ".join(
+                    f"table {name!r} are those of {names[name]!r}" for name in sorted(names)
+                )
+                + ", the name that several modules had when they were saved; they have separate rows now",
+                stacklevel=2,
+            )
+        return names
 
     @property
     def _live_agent(self) -> TableGroup:
@@ -405,7 +430,8 @@ def _load_snapshot(
     for name, saved in tables.items():
         set_state(container, name, saved)
     names = [name for name in tables if not call.has_loaded(container, name)]
-    if set(snapshot.tables) == set(container.tables) and not call.loaded.get(container):
+    declared = {container.entry(name).saved_name(snapshot.tables) for name in container.tables}
+    if set(snapshot.tables) == declared and not call.loaded.get(container):
         container.load(url)  # including counters
         call.note(container, snapshot.tables, container.counters.steps, url)
     elif names:

@@ -31,8 +31,6 @@ from sparring_torch.models import (
     VectorCrossNet,
 )
 from sparring_torch.models import DeepFM as SimpleDeepFMNN
-from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
-from sparring_torch.modules.embedding_collection import EmbeddingCollection
 from sparring_torch.modules.table_configs import (
     DataType,
     EmbeddingBagConfig,
@@ -41,6 +39,7 @@ from sparring_torch.modules.table_configs import (
 )
 from sparring_torch.optim.combined_optimizer import CombinedOptimizer
 from sparring_torch.torchrec.clipping import GradientClipping, GradientClippingOptimizer
+from sparring_torch.torchrec.collections import EmbeddingBagCollection, EmbeddingCollection
 from sparring_torch.torchrec.datasets import (
     CAT_FEATURE_COUNT,
     DAYS,

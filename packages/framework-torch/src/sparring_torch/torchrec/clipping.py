@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch.optim.combined_optimizer import CombinedOptimizer, OptimizerOfParts
-from sparring_torch.optim.optimizer import Optimizer
-from sparring_torch.torchrec.in_backward import InBackwardOptimizer
+from sparring.errors import InvalidArgumentError
+from sparring_torch.optim.combined_optimizer import OptimizerOfParts
 
 __all__ = ["GradientClipping", "GradientClippingOptimizer"]
 
@@ -27,18 +25,17 @@ class GradientClipping(Enum):
 class GradientClippingOptimizer(OptimizerOfParts):
     """Clips gradients before each step of an optimizer.
 
-    With ``NORM``, the rows of a `sparring_torch.Optimizer` are included, over all ranks. Rows that are
+    The rows of a `sparring_torch.Optimizer` are included, over all ranks. Rows that are
     updated in backward have no gradients at this point and are not clipped.
 
     Args:
         optimizer: the optimizer of the parameters and rows.
         clipping: clip by the norm, by value, or not at all.
         max_gradient: maximum norm or value.
-        norm_type: type of the norm; must be 2 if rows are clipped.
+        norm_type: type of the norm.
 
     Raises:
         InvalidArgumentError: `max_gradient` is not positive.
-        UnsupportedError: ``VALUE`` is given and `optimizer` steps rows, whose gradients only have a norm.
     """
 
     def __init__(
@@ -51,21 +48,6 @@ class GradientClippingOptimizer(OptimizerOfParts):
         if not max_gradient > 0:
             raise InvalidArgumentError(
                 f"GradientClippingOptimizer: max_gradient must be positive, found {max_gradient}"
-            )
-        combined = optimizer if isinstance(optimizer, CombinedOptimizer) else None
-        parts = [part for _, part in combined.optimizers] if combined else [optimizer]
-        self._has_rows = any(
-            isinstance(part, Optimizer) and not isinstance(part, InBackwardOptimizer)
-            for part in parts
-        )
-        if self._has_rows and (
-            clipping is GradientClipping.VALUE
-            or (clipping is GradientClipping.NORM and norm_type != 2.0)
-        ):
-            raise UnsupportedError(
-                f"GradientClippingOptimizer: found {clipping} with norm_type {norm_type}, but "
-                "gradients of rows support only the 2-norm; use GradientClipping.NORM, or wrap "
-                "only the optimizer of ordinary parameters, and set clip_value of an update method"
             )
         self._parts = {"optimizer": optimizer}
         self._clipping, self._most, self._norm_type = clipping, max_gradient, norm_type

@@ -18,7 +18,12 @@ from sparring.errors import InvalidArgumentError
 from sparring_torch.jagged.jagged_tensor import JaggedTensor
 from sparring_torch.jagged.keyed_tensor import KeyedTensor
 from sparring_torch.lookup.row_gradients import Anchor
-from sparring_torch.modules.table_module import TableModule, list_table_modules, untraced
+from sparring_torch.modules.table_module import (
+    TableModule,
+    list_table_modules,
+    name_tables_by_path,
+    untraced,
+)
 from sparring_torch.optim.optimizer import Optimizer, to_update_method
 
 __all__ = [
@@ -139,6 +144,7 @@ def apply_optimizer_in_backward(
 
 def in_backward_optimizers(module: nn.Module) -> list[InBackwardOptimizer]:
     """Returns the in-backward optimizers of a module's tables; creates them if necessary."""
+    name_tables_by_path(module)
     found = dict.fromkeys(
         _OF_MODULES[each]
         for each in module.modules()

@@ -25,7 +25,11 @@ from sparring.contracts import (
     read_membership,
 )
 from sparring.errors import InvalidArgumentError, SparringError, UnsupportedError
-from sparring_torch.modules.table_module import TableModule, list_table_modules
+from sparring_torch.modules.table_module import (
+    TableModule,
+    list_table_modules,
+    name_tables_by_path,
+)
 from sparring_torch.modules.table_workloads import list_workloads
 from sparring_torch.torchrec.reservations import (
     FixedPercentageStorageReservation,
@@ -272,8 +276,11 @@ class EmbeddingShardingPlanner:
             InvalidArgumentError: constraints name an unknown table, or allow no kind.
         """
         check_sharders(module, sharders)
+        name_tables_by_path(module)
         topology = self._topology or _find_topology()
-        workloads = self._apply_constraints(list_workloads(list_table_modules(module)))
+        holders = list_table_modules(module)
+        former = {new: old for each in holders for new, old in each.agent.former_names.items()}
+        workloads = self._apply_constraints(list_workloads(holders), former)
         made = PlanResult(ShardingPlan({}))
         if topology.world_size > 1:
             request = PlanRequest(
@@ -359,16 +366,21 @@ class EmbeddingShardingPlanner:
             found = host_memory_bytes() // topology.local_world_size
         return self._reservation.available_bytes(found, module)
 
-    def _apply_constraints(self, workloads: Sequence[TableWorkload]) -> list[TableWorkload]:
+    def _apply_constraints(
+        self, workloads: Sequence[TableWorkload], former: Mapping[str, str]
+    ) -> list[TableWorkload]:
+        """Applies the constraints of tables, also under the names before `name_tables_by_path`."""
         names = [each.table.name for each in workloads]
         for name in self._constraints:
-            if name not in names:
+            if name not in names and name not in former.values():
                 raise InvalidArgumentError(
                     f"constraints: found no table {name!r}; {format_suggestion(name, names)}",
                     table=name,
                 )
+        given = self._constraints
         return [
-            _with_constraints(each, self._constraints.get(each.table.name)) for each in workloads
+            _with_constraints(each, given.get(name, given.get(former.get(name, name))))
+            for each, name in zip(workloads, names, strict=True)
         ]
 
 

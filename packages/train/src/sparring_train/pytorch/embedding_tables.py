@@ -26,4 +26,7 @@ def build_embedding_bags(
         )
         for name in dict.fromkeys(each.table_name for each in features)
     ]
-    return EmbeddingBagCollection(configs, storage=request.storage, container=request.container)
+    # The configuration says which features have one table, so several modules may share it.
+    return EmbeddingBagCollection(
+        configs, storage=request.storage, container=request.container, shared=True
+    )

@@ -153,7 +153,7 @@ def _load_filters(
     for entry in state.tables.entries.values():
         if entry.admission_filter is None:
             continue
-        name, layout = entry.table_name, entry.layout
+        name, layout = entry.saved_name(snapshot.tables), entry.layout
         # All ranks count the same for a replicated table, so only rank 0 saves its filter.
         was_replicated = name in snapshot.tables and (
             snapshot.tables[name].extra.get("placement") == "replicated"
@@ -187,7 +187,7 @@ def _load_visits(state: EngineState, snapshot: Snapshot) -> None:
     ranks = [each for each in range(snapshot.world_size) if _VISITS in snapshot.state_names(each)]
     saved = [snapshot.state(_VISITS, rank=each) for each in ranks if state.tables.expiring]
     for entry in state.tables.expiring:
-        name, owners = entry.table_name, entry.write_log.owners
+        name, owners = entry.saved_name(snapshot.tables), entry.write_log.owners
         # A rank without rows of the table may have saved no accesses of it.
         having = [each for each in saved if f"keys.{name}" in each.arrays]
         found = [each.arrays for each in having]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,9 @@ def _begin(state: EngineState, url: str, tables: Iterable[str] | None, is_base: 
     state.resources.discard()
     state.saves.newest = None
     _start_counting_changes(state, None)
-    return Load(state, snapshot, chosen, is_whole=tables is None, is_base=is_base)
+    # A delta would not find its base rows under the former name of a table.
+    are_named = all(each.saved_name(snapshot.tables) == each.table_name for each in chosen)
+    return Load(state, snapshot, chosen, is_whole=tables is None, is_base=is_base and are_named)
 
 
 class Load:
@@ -211,7 +214,8 @@ class Load:
             error = failure
         self._coordinator.agree(error)
         for name in dict.fromkeys(entry.table_name for entry in self._chosen):
-            state.tables.entry(name).load_scalars(scalars.get(name))
+            first = state.tables.entry(name)
+            first.load_scalars(scalars.get(first.saved_name(snapshot.tables)))
         if take_counters is not None:
             take_counters()
             state.saves.history.append(snapshot.url)
@@ -232,7 +236,10 @@ class Load:
         if entry.visits is not None:
             entry.visits.forget()
         entry.note_part()
-        name, columns = entry.table_name, None if entry.block is None else entry.block.columns
+        name, columns = (
+            entry.saved_name(snapshot.tables),
+            None if entry.block is None else entry.block.columns,
+        )
         saved = snapshot.tables[name].config
         if columns is not None:
             saved = columns.table_of(saved)
@@ -297,7 +304,8 @@ def _chosen(
     known = snapshot.tables
     if tables is None:
         names = list(state.tables.declared)
-        more = sorted(set(known) - set(names))
+        read = {entry.saved_name(known) for entry in state.tables.declared.values()}
+        more = sorted(set(known) - read)
         if more:
             raise InvalidArgumentError(
                 f"snapshot {snapshot.url} has tables that are not declared: {', '.join(more)}; "
@@ -315,18 +323,29 @@ def _chosen(
     chosen: list[TableEntry] = []
     for name in names:
         entry = state.tables.entry(name)
-        if name not in known:
+        saved_name = entry.saved_name(known)
+        if saved_name not in known:
             raise InvalidArgumentError(
                 f"snapshot {snapshot.url} has no table {name!r}; it has "
                 f"{', '.join(sorted(known)) or 'none'}. Specify the tables to load: "
                 "load(url, tables=…)",
                 table=name,
             )
-        if not _loads_embeddings_only(entry.config, known[name]):
-            known[name].check(entry.config)
-        else:
-            known[name].check(entry.config.with_state(known[name].state_width))
-        _warn_of_other_initial_values(known[name], entry.config)
+        saved, declared = known[saved_name], entry.config
+        if saved_name != name:
+            _log.warning(
+                "load of %s: the snapshot has no table %r; its rows are read from the table with the "
+                "former name %r",
+                snapshot.url,
+                name,
+                saved_name,
+                extra={"table": name},
+            )
+            declared = replace(declared, name=saved_name)
+        if _loads_embeddings_only(declared, saved):
+            declared = declared.with_state(saved.state_width)
+        saved.check(declared)
+        _warn_of_other_initial_values(saved, entry.config)
         chosen.extend(entry.parts)
     return chosen
 

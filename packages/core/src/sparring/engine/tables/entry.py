@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,7 @@ class TableEntry:
         "choice",
         "config",
         "embedding",
+        "former_name",
         "initial_state",
         "initializer",
         "kernels",
@@ -114,6 +115,8 @@ class TableEntry:
         """Entries that have the rows: this entry, or the blocks of a table that is sharded by
         columns."""
         self.initial_state: npt.NDArray[Any] | None = None
+        self.former_name: str | None = None
+        """Name of the table in older snapshots; see `StepContainer.declare`."""
         self.scalars: TableScalars | None = None
         """State of the optimizer for the table as a whole; None if it is unknown."""
         self.forget_admission()
@@ -156,6 +159,13 @@ class TableEntry:
     def table_name(self) -> str:
         """Name of the declared table of these rows."""
         return self._described.name
+
+    def saved_name(self, saved: Container[str]) -> str:
+        """Returns the name of this table among the tables that a snapshot contains."""
+        name = self.table_name
+        if name not in saved and self.former_name is not None and self.former_name in saved:
+            return self.former_name
+        return name
 
     @property
     def has_column_blocks(self) -> bool:

@@ -142,6 +142,8 @@ class TableGroup:
             )
         self.declarations = list(declarations)
         self.table_names = [each.table.name for each in self.declarations]
+        self.former_names: dict[str, str] = {}
+        """Table → its name in older snapshots; see `StepContainer.declare`."""
         self.is_container_given = container is not None
         self._container: StepContainer | None = None
         if container is not None:
@@ -190,7 +192,8 @@ class TableGroup:
         own_device = partial(self._own_device, container)
         placed = [each.placed(own_device) for each in self.declarations]
         for each in placed:
-            container.declare(each.table, each.storage)
+            former = self.former_names.get(each.table.name)
+            container.declare(each.table, each.storage, former_name=former)
         self._container = container
         self._on_joined(placed)
 
