@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.util
+import runpy
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +22,7 @@ from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_torch import Optimizer, torchrec
 from sparring_torch.torchrec.in_backward import in_backward_optimizers
-from sparring_torch.torchrec.names import WORDS
+from sparring_torch.torchrec.names import list_names
 
 ARGUMENTS = ("env", "plan", "sharders")
 """Of `DistributedModelParallel`, which have no meaning for objects of TorchRec's own classes."""
@@ -46,21 +49,55 @@ class Model(nn.Module):
         return output.square().mean() + output.sum(), output.detach()
 
 
-@pytest.mark.parametrize("name", sorted(WORDS))
-def test_a_name_without_a_counterpart_explains_the_alternative_when_it_is_used(name: str) -> None:
-    assert name not in torchrec.__all__
-    found: Any = getattr(importlib.import_module("sparring_torch.torchrec"), name)
+def test_each_public_name_of_torchrec_works_or_explains_the_alternative_when_it_is_used() -> None:
+    """The names are those of 1.8.0 and 1.9.2."""
+    names, module = {*list_names(), "QuantEmbeddingBagCollection"}, vars(torchrec)
+    assert len(names) > 1400
+    assert {"EmbeddingBagCollection", "ModelDeltaTracker", "AUCMetric"} <= names
+    for name in sorted(names - set(torchrec.__all__)):
+        assert name not in module or isinstance(module[name], type)
+        found: Any = getattr(importlib.import_module("sparring_torch.torchrec"), name)
 
-    class Derived(found):  # type: ignore[misc]
-        def forward(self, batch: found) -> list[found[int]]:
-            return [batch]
+        class Derived(found):  # type: ignore[misc]
+            def forward(self, batch: found) -> list[found[int]]:
+                return [batch]
 
-    assert not isinstance(1, found)
-    assert not hasattr(found, "__wrapped__")
-    uses = [found, Derived, lambda: found.MEMBER, lambda: Derived.MEMBER]
-    for use in uses:
-        with pytest.raises(UnsupportedError, match=f"^{name} of TorchRec: "):
-            use()
+        assert not isinstance(1, found)
+        assert not isinstance(torch.nn.Linear(1, 1), found)
+        assert not hasattr(found, "__wrapped__")
+        uses = [found, Derived, lambda found=found: found.MEMBER, lambda own=Derived: own.MEMBER]
+        for use in uses:
+            with pytest.raises(
+                UnsupportedError, match=f"^{name} of TorchRec: .*(use|leave|save|call|give)"
+            ):
+                use()
+
+
+def test_the_names_are_those_of_the_installed_release() -> None:
+    found = importlib.util.find_spec("torchrec")
+    if found is None or found.origin is None:
+        pytest.skip("TorchRec is a peer of benchmarks only")
+    tool: Any = runpy.run_path(str(Path(__file__).parents[3] / "tools/torchrec_names.py"))
+    installed = tool["public_names"](Path(found.origin).parent)
+    assert set(installed) <= {*list_names(), *torchrec.__all__}
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("RecMetricModule", "torchmetrics"),
+        ("EvalPipelineSparseDist", r"model\.eval\(\)"),
+        ("MCHEvictionPolicy", "any int64"),
+        ("ModelDeltaTracker", "base="),
+        ("get_local_rank", "LOCAL_RANK"),
+        ("FusedOptimizer", "apply_optimizer_in_backward"),
+        ("GreedyPerfPartitioner", "EmbeddingShardingPlanner"),
+        ("LarsSGD", "lamb"),
+    ],
+)
+def test_the_advice_fits_the_name(name: str, advice: str) -> None:
+    with pytest.raises(UnsupportedError, match=advice):
+        getattr(torchrec, name)()
 
 
 def test_an_unknown_name_raises_attribute_error() -> None:

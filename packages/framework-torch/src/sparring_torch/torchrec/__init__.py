@@ -63,7 +63,7 @@ from sparring_torch.torchrec.model_parallel import (
     DistributedModelParallel,
     TrainPipelineSparseDist,
 )
-from sparring_torch.torchrec.names import WORDS as _WORDS
+from sparring_torch.torchrec.names import find_advice as _find_advice
 from sparring_torch.torchrec.names import unsupported as _unsupported
 from sparring_torch.torchrec.planner import (
     EmbeddingShardingPlanner,
@@ -188,7 +188,8 @@ apply_overlapped_optimizer = apply_optimizer_in_backward
 
 
 def __getattr__(name: str) -> object:
-    if name not in _WORDS:
+    advice = _find_advice(name)
+    if advice is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = _unsupported(name)
+    globals()[name] = _unsupported(name, advice)
     return globals()[name]
