@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -71,3 +73,54 @@ def test_workers_without_tables_run_during_background_work(
 def test_workers_that_look_up_get_an_error_with_the_fix(container: StepContainer) -> None:
     with container, pytest.raises(ClosedError, match="start workers with spawn"):
         loaded(Batches(container))
+
+
+PROGRAM = """
+import sys
+import torch, torch.multiprocessing
+from torch.utils.data import DataLoader, Dataset
+import sparring_torch as st
+
+class Candidates(Dataset):
+    def __init__(self, items):
+        self.items = items
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        return self.items.read_embeddings([index])
+
+def check(_, model, path):
+    rows = model[0].read_embeddings(range(4))
+    try:
+        for _ in range(2):
+            model(torch.arange(4)).sum().backward()
+    except st.misuse.InvalidArgumentError as error:
+        torch.save((rows, str(error)), path)
+
+if __name__ == "__main__":
+    items = st.Embedding(4, name="items")
+    model = torch.nn.Sequential(items, torch.nn.Linear(4, 1))
+    optimizer = st.Optimizer(model, torch.optim.Adam, lr=0.1)
+    model(torch.arange(4)).sum().backward()
+    optimizer.step()
+    loader = DataLoader(Candidates(items), num_workers=1, multiprocessing_context="spawn")
+    assert torch.equal(torch.cat(list(loader))[:, 0], items.read_embeddings([0, 1]))
+    torch.multiprocessing.spawn(check, args=(model, sys.argv[1]), nprocs=1)
+    rows, error = torch.load(sys.argv[1])
+    assert torch.equal(rows, items.read_embeddings(range(4)))
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_spawned_processes_read_a_copy_of_the_rows(tmp_path: Path) -> None:
+    program = tmp_path / "spawns.py"  # spawned processes import the program by its name
+    program.write_text(PROGRAM)
+    run = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "found")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "Optimizer" in run.stdout

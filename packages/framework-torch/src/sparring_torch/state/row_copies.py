@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -191,7 +193,9 @@ class _TableMark:
         self._container, self._name = container, name
 
     def __reduce__(self) -> Any:
-        return _CopiedTable, (self._name, self._packed())
+        # An array, because the picklers of torch.multiprocessing send a tensor by its file descriptor,
+        # which is closed with the tensor before a spawned process has opened it.
+        return _CopiedTable, (self._name, self._packed().numpy())
 
     def __deepcopy__(self, memo: Any) -> _CopiedTable:
         return _CopiedTable(self._name, self._packed())
@@ -227,9 +231,10 @@ class _CopiedContainer:
 class _CopiedTable:
     """Rows of one table, until a module writes them to the container of the copy."""
 
-    def __init__(self, name: str, packed: Tensor) -> None:
+    def __init__(self, name: str, packed: Tensor | npt.NDArray[np.uint8]) -> None:
         self._name = name
-        self._packed: Tensor | None = packed
+        # Earlier releases pickled a tensor.
+        self._packed: Tensor | None = torch.as_tensor(packed)
 
     def restore(self, copied: _CopiedContainer) -> None:
         """Writes the rows in the first call; each module of the table calls it."""
