@@ -116,7 +116,7 @@ if __name__ == "__main__":
 def test_spawned_processes_read_a_copy_of_the_rows(tmp_path: Path) -> None:
     program = tmp_path / "spawns.py"  # spawned processes import the program by its name
     program.write_text(PROGRAM)
-    run = subprocess.run(
+    run = subprocess.run(  # noqa: PLW1510 - the message contains stderr
         [sys.executable, str(program), str(tmp_path / "found")],
         capture_output=True,
         text=True,
