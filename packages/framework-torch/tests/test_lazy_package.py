@@ -30,3 +30,18 @@ def test_every_public_name_is_found() -> None:
 def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Embeding'"):
         _ = sparring_torch.Embeding
+
+
+def test_a_lookup_does_not_import_a_compiler() -> None:
+    program = (
+        "import sys, torch\n"
+        "before = len(sys.modules)\n"
+        "import sparring_torch\n"
+        "assert len(sys.modules) - before < 30, len(sys.modules) - before\n"
+        "from sparring_torch import torchrec\n"
+        "module = sparring_torch.Embedding(4)\n"
+        "module(torch.arange(3))\n"
+        "assert len(sys.modules) - before < 600, len(sys.modules) - before\n"
+        "assert 'torch._dynamo' not in sys.modules and 'sympy' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

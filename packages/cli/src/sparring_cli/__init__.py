@@ -70,7 +70,7 @@ if TYPE_CHECKING:
         print_warning,
         progress_bar,
     )
-    from sparring_cli.registration import CommandGroup, JsonOption, VerifyOption, add_command
+    from sparring_cli.registration import GROUPS, JsonOption, VerifyOption, add_command
     from sparring_cli.snapshots.difference import MovedRow, TableDifference, compare_tables
     from sparring_cli.snapshots.export import export_tables, read_embedding_parts
     from sparring_cli.snapshots.table_import import import_table
@@ -108,7 +108,7 @@ _HOMES = {
         "VERBOSE_HANDLER is_quiet make_console print_document print_error print_json print_note "
         "print_warning progress_bar"
     ),
-    "registration": "CommandGroup JsonOption VerifyOption add_command",
+    "registration": "GROUPS JsonOption VerifyOption add_command",
     "snapshots.difference": "MovedRow TableDifference compare_tables",
     "snapshots.export": "read_embedding_parts export_tables",
     "snapshots.table_import": "import_table",
@@ -119,7 +119,7 @@ _HOMES = {
 __all__ = [
     "CONFIG_LIMITS",
     "CommandContext",
-    "CommandGroup",
+    "GROUPS",
     "ConfigPath",
     "DATA_LIMITS",
     "Document",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from typer.core import TyperGroup
 
 from sparring import PluginManager, __version__, make_plugin_manager
 from sparring.adapter import native_failure
+from sparring.contracts import CommandDescriptor
 from sparring.errors import ConfigError, InvalidArgumentError, PluginError, SparringError
 from sparring_cli.context import CommandContext, get_command_context
 from sparring_cli.exit_codes import ExitCode, exit_code_of
@@ -74,11 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Arguments after the name of the program; None uses ``sys.argv``.
     """
-    context = CommandContext(make_plugin_manager())
-    given = sys.argv[1:] if arguments is None else arguments
-    # Options before the name of the command have no values.
-    word = next((each for each in given if not each.startswith("-")), None)
-    application = make_application(context.plugin_manager, word)
+    command = _find_command(sys.argv[1:] if arguments is None else arguments)
+    manager = make_plugin_manager() if command else make_plugin_manager(kinds=["commands"])
+    context = CommandContext(manager)
+    application = make_application(manager, command)
     try:
         with console_output():
             application(
@@ -102,13 +103,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return ExitCode.SUCCESS
 
 
+def _find_command(given: Sequence[str]) -> str:
+    """Returns the name of the command in the arguments, or in those that a shell completes."""
+    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+    words = line.split()[1:] if "_SPARRING_COMPLETE" in os.environ else given
+    # Options before the name of the command have no values.
+    return next((each for each in words if not each.startswith("-")), "")
+
+
 def make_application(plugin_manager: PluginManager, name: str | None = None) -> typer.Typer:
     """Returns the typer application with the subcommands of all plugins, including sparring-cli.
 
     Args:
         plugin_manager: Plugin manager with the commands.
-        name: Name of the only command that is needed, so that the modules of the others are not
-            imported. None, or a name that no command has: all commands are added.
+        name: Name of the only command that is needed, so that no module of the others is imported. If no
+            command has it, the commands only have a name and a summary, for ``sparring --help``. None:
+            all commands are added.
     """
     application = typer.Typer(
         name="sparring",
@@ -127,8 +137,12 @@ def make_application(plugin_manager: PluginManager, name: str | None = None) -> 
             why = "the native library failed to load"
             _add_failing_command(application, descriptor.name, failure, why)
             continue
+        if name is not None and not chosen:
+            _add_summary(application, descriptor)
+            continue
         try:
             descriptor.register(application)
+            _set_group(application, descriptor)
         # A failing command must not affect the other commands.
         except Exception as error:
             print_error(
@@ -143,6 +157,19 @@ def make_application(plugin_manager: PluginManager, name: str | None = None) -> 
                 "registered by more than one distribution",
             )
     return application
+
+
+def _set_group(application: typer.Typer, descriptor: CommandDescriptor) -> None:
+    added: list[Any] = [*application.registered_commands, *application.registered_groups]
+    for each in added:
+        if each.name == descriptor.name:
+            each.rich_help_panel = descriptor.group or None
+
+
+def _add_summary(application: typer.Typer, descriptor: CommandDescriptor) -> None:
+    application.command(
+        descriptor.name, help=descriptor.summary, rich_help_panel=descriptor.group or None
+    )(lambda: None)
 
 
 def _print_version(is_asked: bool) -> None:

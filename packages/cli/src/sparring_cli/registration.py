@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
 import typer
 
-__all__ = ["CommandGroup", "JsonOption", "VerifyOption", "add_command", "list_examples"]
+__all__ = ["GROUPS", "JsonOption", "VerifyOption", "add_command", "list_examples"]
 
-CommandGroup = Literal[
-    "Start",
-    "Train",
-    "Use a trained model",
-    "Snapshots",
-    "Plan",
-    "Serve",
-    "Operate",
-]
-"""Groups of commands in ``sparring --help``, in their order there."""
-
-GROUPS: tuple[str, ...] = get_args(CommandGroup)
+GROUPS = ("Start", "Train", "Use a trained model", "Snapshots", "Plan", "Serve", "Operate")
+"""Groups of commands in ``sparring --help``, in their order there; see `CommandDescriptor`."""
 
 JsonOption = Annotated[
     bool,
@@ -39,7 +29,6 @@ def add_command(
     function: Callable[..., Any],
     *,
     examples: Sequence[str],
-    group: CommandGroup | None = None,
     accepts_negative_numbers: bool = False,
 ) -> None:
     """Adds a command to the application, or to a group of commands.
@@ -49,13 +38,11 @@ def add_command(
         name: Name of the command.
         function: Function whose parameters are the arguments and options.
         examples: Complete command lines for the end of ``--help``.
-        group: Group in ``sparring --help``; None for commands within a group such as ``sparring plan``.
         accepts_negative_numbers: Whether arguments such as -1 are ids and not options.
     """
     settings = {"ignore_unknown_options": True} if accepts_negative_numbers else None
     application.command(
         name,
-        rich_help_panel=group,
         # Typer prints each paragraph on a separate line.
         epilog="\n\n".join([_TITLE, *examples]),
         context_settings=settings,

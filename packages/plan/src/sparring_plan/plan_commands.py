@@ -49,7 +49,7 @@ def add_plan(application: typer.Typer) -> None:
     group = typer.Typer(help="Plan how tables are distributed among ranks.", no_args_is_help=True)
     for command, examples in _COMMANDS.items():
         add_command(group, command.__name__, command, examples=examples)
-    application.add_typer(group, name="plan", rich_help_panel="Plan")
+    application.add_typer(group, name="plan")
 
 
 def make(

@@ -18,6 +18,7 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
     return [
         CommandDescriptor(
             name="plan",
+            group="Plan",
             api_version=API_VERSION,
             summary="Plan how tables are distributed among ranks.",
             register=_add_plan,

@@ -19,24 +19,28 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
     return [
         CommandDescriptor(
             name="publish",
+            group="Serve",
             api_version=API_VERSION,
             summary="Convert snapshots to serving snapshots.",
             register=_add_publish,
         ),
         CommandDescriptor(
             name="serve",
+            group="Serve",
             api_version=API_VERSION,
             summary="Serve tables over gRPC.",
             register=_add_serve,
         ),
         CommandDescriptor(
             name="lookup",
+            group="Serve",
             api_version=API_VERSION,
             summary="Look up rows in a running lookup service.",
             register=_add_lookup,
         ),
         CommandDescriptor(
             name="resize",
+            group="Serve",
             api_version=API_VERSION,
             summary="Change the number of shards of a running parameter service.",
             register=_add_resize,

@@ -24,51 +24,69 @@ if TYPE_CHECKING:
 @hookimpl
 def sparring_register_commands() -> Sequence[CommandDescriptor]:
     return [
-        _command("train", "cli.train", "Train and evaluate the model of a configuration."),
-        _command("init", "cli.init", "Write a configuration for files of examples."),
+        _command("train", "cli.train", "Train", "Train and evaluate the model of a configuration."),
+        _command("init", "cli.init", "Start", "Write a configuration for files of examples."),
         _command(
             "replay",
             "cli.replay",
+            "Train",
             "Train the recorded cuts of a run on a stream again, and compare the result.",
         ),
-        _command("config", "cli.config", "Show or check a configuration."),
-        _command("report", "cli.report", "Compare two runs."),
-        _command("get", "cli.get", "Show the row of one key."),
+        _command("config", "cli.config", "Start", "Show or check a configuration."),
+        _command("report", "cli.report", "Train", "Compare two runs."),
+        _command("get", "cli.get", "Operate", "Show the row of one key."),
         _command(
-            "blame", "cli.blame", "Show when the row of one key changed, and from which data."
+            "blame",
+            "cli.blame",
+            "Operate",
+            "Show when the row of one key changed, and from which data.",
         ),
         _command(
             "skew",
             "skew.command",
+            "Operate",
             "Compare the ids and numbers of served requests with the data of the training.",
         ),
-        _command("erase", "cli.erase", "Remove ids from all data that a run has stored."),
+        _command(
+            "erase", "cli.erase", "Operate", "Remove ids from all data that a run has stored."
+        ),
         _command(
             "evaluate",
             "cli.evaluate",
+            _USE,
             "Print the metrics of a saved model on the test examples of its run.",
         ),
         _command(
-            "predict", "cli.evaluate", "Print or write a prediction for each example of a file."
+            "predict",
+            "cli.evaluate",
+            _USE,
+            "Print or write a prediction for each example of a file.",
         ),
-        _command("recommend", "cli.recommend", "Print the best items for a user."),
+        _command("recommend", "cli.recommend", _USE, "Print the best items for a user."),
         _command(
             "neighbors",
             "cli.neighbors",
+            _USE,
             "Print the keys whose embeddings are nearest to the embedding of one key.",
         ),
-        _command("look", "view.command", "Show the tables of a snapshot on a local page."),
+        _command("look", "view.command", _USE, "Show the tables of a snapshot on a local page."),
         _command(
             "export-program",
             "cli.export_program",
+            _USE,
             "Write a trained model as a program that runs without Python.",
         ),
     ]
 
 
-def _command(name: str, module: str, summary: str) -> CommandDescriptor:
+_USE = "Use a trained model"
+
+
+def _command(name: str, module: str, group: str, summary: str) -> CommandDescriptor:
     register = lazy_import(f"{module}:add_{name.replace('-', '_')}")
-    return CommandDescriptor(name=name, api_version=API_VERSION, summary=summary, register=register)
+    return CommandDescriptor(
+        name=name, group=group, api_version=API_VERSION, summary=summary, register=register
+    )
 
 
 @hookimpl(optionalhook=True)

@@ -25,7 +25,6 @@ def add_convert(application: typer.Typer) -> None:
         application,
         "convert",
         convert,
-        group="Snapshots",
         examples=[
             "sparring convert rocksdb item --dim 16 --from adagrad --from-option path=rows "
             "--to adam --to-option path=rows-converted",

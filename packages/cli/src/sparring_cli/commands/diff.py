@@ -23,7 +23,6 @@ def add_diff(application: typer.Typer) -> None:
         application,
         "diff",
         diff,
-        group="Snapshots",
         examples=[
             "sparring diff runs/films/step-000000000100 runs/films/step-000000000200",
             "sparring diff runs/films other/films --table item --top 3 --json",

@@ -40,7 +40,6 @@ def add_doctor(application: typer.Typer) -> None:
         application,
         "doctor",
         doctor,
-        group="Operate",
         examples=[
             "sparring doctor",
             "sparring doctor --json",

@@ -41,7 +41,6 @@ def add_inspect(application: typer.Typer) -> None:
         application,
         "inspect",
         inspect,
-        group="Snapshots",
         examples=[
             "sparring inspect runs/films",
             "sparring inspect runs/films/step-000000000200 --verify",

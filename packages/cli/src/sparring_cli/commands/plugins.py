@@ -22,7 +22,6 @@ def add_plugins(application: typer.Typer) -> None:
         application,
         "plugins",
         plugins,
-        group="Operate",
         examples=["sparring plugins", "sparring plugins --json"],
     )
 

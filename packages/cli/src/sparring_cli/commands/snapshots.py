@@ -28,7 +28,6 @@ def add_export(application: typer.Typer) -> None:
         application,
         "export",
         export,
-        group="Snapshots",
         examples=[
             "sparring export runs/films --output vectors",
             "sparring export runs/films/step-000000000200 --to npy --state -o arrays",
@@ -41,7 +40,6 @@ def add_import(application: typer.Typer) -> None:
         application,
         "import",
         import_embeddings,
-        group="Snapshots",
         examples=[
             "sparring import item.parquet --from parquet --table item --output imported/item",
             "sparring import vectors.npy --from npy --ids ids.npy --table item -o imported/item",
@@ -54,7 +52,6 @@ def add_compact(application: typer.Typer) -> None:
         application,
         "compact",
         compact_chain,
-        group="Snapshots",
         examples=[
             "sparring compact runs/films --output runs/films-full",
             "sparring compact s3://bucket/run/step-7 --output s3://bucket/full/step-7 --json",

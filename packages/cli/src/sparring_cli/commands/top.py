@@ -29,7 +29,6 @@ def add_top(application: typer.Typer) -> None:
         application,
         "top",
         top,
-        group="Operate",
         examples=[
             "sparring top 127.0.0.1:9434 127.0.0.1:9435",
             "sparring top http://server:9500/metrics --every 5 --once --json",

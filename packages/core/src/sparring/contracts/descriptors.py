@@ -244,6 +244,9 @@ class CommandDescriptor(Descriptor):
         register: ``register(app)`` adds the command `name`, or a group of commands with this name, to
             the `typer.Typer` application. ``typer.Context.obj`` of a command is the
             `sparring_cli.context.CommandContext` of the call.
+        group: group of the command in ``sparring --help``, such as ``Train`` or ``Serve``; commands
+            without a group are last.
     """
 
     register: Callable[[Any], None]
+    group: str = ""

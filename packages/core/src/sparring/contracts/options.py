@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from numbers import Integral
 from pathlib import PurePath
 from typing import Annotated, Any, get_args, get_origin
 
-import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
@@ -24,7 +24,8 @@ class Options(BaseModel):
 
 
 def _plain_int(value: object) -> object:
-    return int(value) if isinstance(value, np.integer) else value
+    # NumPy's integers are Integral; importing NumPy would take most of the time of `sparring --help`.
+    return int(value) if isinstance(value, Integral) and not isinstance(value, int) else value
 
 
 WholeNumber = Annotated[int, Field(strict=True), BeforeValidator(_plain_int)]

@@ -65,20 +65,23 @@ EXTRAS = {
 _Descriptor = TypeVar("_Descriptor", bound=Descriptor)
 
 
-def make_plugin_manager(*, entry_points: bool = True) -> PluginManager:
+def make_plugin_manager(
+    *, entry_points: bool = True, kinds: Iterable[str] = tuple(KINDS)
+) -> PluginManager:
     """Creates a manager with the parts of core and all installed plugins.
 
     Each call searches again. Plugins are not loaded before the first call.
 
     Args:
         entry_points: whether to search the installed distributions; if False, only core is loaded.
+        kinds: kinds of descriptors to load, such as ``commands``; by default all.
 
     Examples:
         >>> from sparring import make_plugin_manager
         >>> make_plugin_manager().sharding_kind("row_wise").name
         'row_wise'
     """
-    manager = PluginManager()
+    manager = PluginManager(kinds)
     for source in find_plugins(None if entry_points else CORE):
         manager.load(source)
     return manager
@@ -87,16 +90,19 @@ def make_plugin_manager(*, entry_points: bool = True) -> PluginManager:
 class PluginManager:
     """Finds descriptors of core and plugins by name.
 
+    Args:
+        kinds: kinds of descriptors to load; by default all.
+
     Examples:
         >>> from sparring import make_plugin_manager
         >>> make_plugin_manager(entry_points=False).storage("memory").name
         'memory'
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Iterable[str] = tuple(KINDS)) -> None:
         self._pluggy = pluggy.PluginManager(hookspecs.PROJECT)
         self._pluggy.add_hookspecs(hookspecs)
-        self._kinds = dict(KINDS)
+        self._kinds = {kind: KINDS[kind] for kind in kinds}
         self._sources: dict[str, PluginSource] = {}
         self._registered: dict[tuple[str, str], list[Registration]] = {}
         self._load_errors: list[LoadError] = []

@@ -47,10 +47,13 @@ def _register(name: str, module: LookupModule) -> str:
     raise AssertionError("count() does not end")
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _call_site(name: str) -> str:
     """Returns the name of a module with a number for the call site that is being traced."""
     return f"{name}#{next(_sites)}"
+
+
+# `torch.compiler.assume_constant_result` does only this, but imports torch._dynamo, which takes a second.
+_call_site._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class LookupModule(AnchoredModule):

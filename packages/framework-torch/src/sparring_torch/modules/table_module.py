@@ -39,8 +39,9 @@ def untraced(forward: Forward) -> Forward:
     A lookup is native code anyway, and tracing would create batches without calling ``__init__``, so
     the step would not know them.
     """
-    marked: Forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
-    return marked
+    # Unlike `torch.compiler.disable`, it imports torch._dynamo only when the function is called.
+    marked: Any = torch._disable_dynamo(forward)  # type: ignore[attr-defined]
+    return marked  # type: ignore[no-any-return]
 
 
 class TableModule(LookupModule, RowsInState):

@@ -21,7 +21,6 @@ def add_lookup(application: typer.Typer) -> None:
         application,
         "lookup",
         lookup,
-        group="Serve",
         examples=[
             "sparring lookup localhost:7433 item 7 -1",
             "sparring lookup serving.yaml item shoe --missing zero --deadline 2 --json",

@@ -46,7 +46,6 @@ def add_publish(application: typer.Typer) -> None:
         application,
         "publish",
         publish,
-        group="Serve",
         examples=[
             "sparring publish runs/films --output served/films --quantize int8",
             "sparring publish runs/films -o served/films --watch --keep 5",

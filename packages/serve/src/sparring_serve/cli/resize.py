@@ -20,7 +20,6 @@ def add_resize(application: typer.Typer) -> None:
         application,
         "resize",
         resize,
-        group="Serve",
         examples=[
             "sparring resize parameters-5.yaml",
             "sparring resize parameters-5.yaml --pause-seconds 10 --json",

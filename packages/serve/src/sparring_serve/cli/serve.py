@@ -42,7 +42,6 @@ def add_serve(application: typer.Typer) -> None:
         application,
         "serve",
         serve,
-        group="Serve",
         examples=[
             "sparring serve configs/serving.yaml",
             "sparring serve serving.yaml --shard 2/8 --replica 1 server.workers=4",

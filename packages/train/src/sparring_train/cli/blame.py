@@ -19,7 +19,6 @@ def add_blame(application: typer.Typer) -> None:
         application,
         "blame",
         blame,
-        group="Operate",
         examples=[
             "sparring blame runs/films item 7",
             "sparring blame runs/films/step-000000000200 user ann --json",

@@ -54,7 +54,7 @@ def add_config(application: typer.Typer) -> None:
             "sparring config schema",
         ],
     )
-    application.add_typer(group, name="config", rich_help_panel="Start")
+    application.add_typer(group, name="config")
 
 
 def show(

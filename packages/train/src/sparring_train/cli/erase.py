@@ -76,7 +76,6 @@ def add_erase(application: typer.Typer) -> None:
         application,
         "erase",
         erase,
-        group="Operate",
         examples=[
             "sparring erase user --keys ids.txt --everywhere run.yaml --dry-run",
             "sparring erase user --keys ids.txt --everywhere run.yaml --yes --output receipt.json",

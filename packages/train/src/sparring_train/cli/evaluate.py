@@ -53,7 +53,6 @@ def add_evaluate(application: typer.Typer) -> None:
         application,
         "evaluate",
         evaluate,
-        group="Use a trained model",
         examples=[
             "sparring evaluate runs/films",
             "sparring evaluate runs/films/step-000000000200 data.path=new.csv --json",
@@ -66,7 +65,6 @@ def add_predict(application: typer.Typer) -> None:
         application,
         "predict",
         predict,
-        group="Use a trained model",
         examples=[
             "sparring predict runs/clicks new.csv",
             "sparring predict runs/clicks new.parquet --output predictions.parquet",

@@ -24,7 +24,6 @@ def add_export_program(application: typer.Typer) -> None:
         application,
         "export-program",
         export_program,
-        group="Use a trained model",
         examples=[
             "sparring export-program run.yaml --output bundle",
             "sparring export-program run.yaml --served served/films --follow -o bundle --json",

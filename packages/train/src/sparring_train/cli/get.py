@@ -35,7 +35,6 @@ def add_get(application: typer.Typer) -> None:
         application,
         "get",
         get,
-        group="Operate",
         examples=[
             "sparring get runs/films item 7",
             "sparring get runs/films item 7 --at 2026-11-27T18:30",

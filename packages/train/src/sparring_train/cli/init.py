@@ -38,7 +38,6 @@ def add_init(application: typer.Typer) -> None:
         application,
         "init",
         init,
-        group="Start",
         examples=[
             "sparring init clicks.parquet label=clicked --output run.yaml",
             "sparring init ratings.csv training.epochs=3 --model two_towers",

@@ -31,7 +31,6 @@ def add_neighbors(application: typer.Typer) -> None:
         application,
         "neighbors",
         neighbors,
-        group="Use a trained model",
         examples=[
             "sparring neighbors runs/films item 7",
             "sparring neighbors runs/films item shoe -k 5 --metric dot --json",

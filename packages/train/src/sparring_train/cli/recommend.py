@@ -47,7 +47,6 @@ def add_recommend(application: typer.Typer) -> None:
         application,
         "recommend",
         recommend,
-        group="Use a trained model",
         examples=[
             "sparring recommend runs/films --user 42",
             "sparring recommend runs/films --user ann -k 5 --new --json",

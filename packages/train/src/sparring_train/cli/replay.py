@@ -34,7 +34,6 @@ def add_replay(application: typer.Typer) -> None:
         application,
         "replay",
         replay,
-        group="Train",
         examples=[
             "sparring replay run.yaml",
             "sparring replay run.yaml --start 5000 --until 9000 --output replayed --json",

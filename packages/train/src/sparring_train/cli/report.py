@@ -41,7 +41,6 @@ def add_report(application: typer.Typer) -> None:
         application,
         "report",
         report,
-        group="Train",
         examples=[
             "sparring report first.html second.html",
             "sparring report runs/a runs/b --output comparison.html",

@@ -60,7 +60,6 @@ def add_train(application: typer.Typer) -> None:
         application,
         "train",
         train,
-        group="Train",
         examples=[
             "sparring train configs/quickstart.yaml",
             "sparring train ratings.csv label=rating",

@@ -21,7 +21,6 @@ def add_skew(application: typer.Typer) -> None:
         application,
         "skew",
         skew,
-        group="Operate",
         examples=[
             "sparring skew served-log train.parquet --key request_id --key item",
             "sparring skew served.parquet train.parquet --json",

@@ -27,7 +27,6 @@ def add_look(application: typer.Typer) -> None:
         application,
         "look",
         look,
-        group="Use a trained model",
         examples=[
             "sparring look runs/films",
             "sparring look runs/films/step-000000000200 --with runs/films/step-000000000100",
