@@ -487,7 +487,7 @@ def _answer(wanted: Sequence[_Wanted], pulled: PullCalls) -> LookupReply:
             if (values := getattr(table, of)) is not None
         }
 
-    versions = sorted(pulled.ages, key=lambda each: each.step)
+    versions = sorted(pulled.ages, key=lambda each: (-pulled.ages[each], each.step))
     stale = spread("stale_seconds")
     ages = [*pulled.ages.values(), *(float(np.nanmax(each)) for each in stale.values())]
     return LookupReply(
