@@ -27,6 +27,7 @@ from sparring import StepContainer
 from sparring.adapter import sum_gradients
 from sparring.contracts import Reduction
 from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch.state.row_values import RowsValue, rows_of
 from sparring_torch.state.sharded_tensors import is_sharded, replicate
 
 __all__ = ["Anchor", "AnchoredModule", "RowGradients", "dense_parameters"]
@@ -45,7 +46,12 @@ class _Norm(nn.Parameter):
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         # A copy belongs to no optimizer yet.
-        return type(self), (self.data, self.requires_grad)
+        return type(self), (Tensor.detach(self), self.requires_grad)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            memo[id(self)] = type(self)(Tensor.detach(self).clone(), self.requires_grad)
+        return memo[id(self)]
 
     @property
     def grad(self) -> Tensor | None:
@@ -83,6 +89,49 @@ class Anchor(_Norm):
 
     mesh: Any = None
     """Device mesh of the parameters that FSDP2 shards; norms are then `DTensor`s, like theirs."""
+
+    # -- the rows as a value, for averages and copies of models
+
+    represents_rows = True
+    """Whether `RowsValue` replaces the parameter by its value."""
+
+    def detach(self) -> Tensor:
+        """Returns the rows of the module as a value."""
+        return rows_of(self, None if self.owner is None else self.owner())
+
+    @property
+    def data(self) -> Tensor:
+        """The rows of the module as a value."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        if isinstance(value, RowsValue):
+            self.detach().copy_(value)
+        else:
+            Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+
+    def copy_(self, other: Any, non_blocking: bool = False) -> Any:
+        """See `RowsValue`."""
+        self.detach().copy_(other, non_blocking)
+        return self
+
+    def lerp_(self, end: Any, weight: Any) -> Any:
+        """See `RowsValue`."""
+        self.detach().lerp_(end, weight)
+        return self
+
+    def mul_(self, other: Any) -> Any:
+        """Raises, like all operations in place that are no average."""
+        return self.detach().mul_(other)
+
+    def add_(self, other: Any, *, alpha: Any = 1) -> Any:
+        """Raises, like `mul_`."""
+        return self.detach().add_(other, alpha=alpha)
+
+    def sub_(self, other: Any, *, alpha: Any = 1) -> Any:
+        """Raises, like `mul_`."""
+        return self.detach().sub_(other, alpha=alpha)
 
     @property
     def grad(self) -> Tensor | None:
@@ -131,9 +180,24 @@ class AnchoredModule(nn.Module):
         reads rows, takes no gradients in evaluation mode.
         """
         anchor = self._parameters["anchor"]
+        # A compiler does not support `_version`; the lookup that it calls checks it.
+        if anchor is not None and not torch.compiler.is_compiling() and anchor._version:
+            self._check_unchanged()
         if anchor is None or not anchor.requires_grad:
             return False
         return self.training or self.has_optimizer
+
+    def _check_unchanged(self) -> None:
+        """Rejects a change in place of the parameter of a copy, such as an average, which is lost."""
+        agent = getattr(self, "agent", None)
+        if agent is not None and agent.is_copy and not self.has_optimizer:
+            raise UnsupportedError(
+                f"an operation of torch changed the parameter of tables {', '.join(agent.table_names)} "
+                "of a copied model in place, which does not change its rows; pass p.data of each "
+                "parameter p instead, such as torch._foreach_lerp_([p.data for p in "
+                "target.parameters()], …), or use torch.optim.swa_utils.AveragedModel",
+                tables=agent.table_names,
+            )
 
     @property
     def has_optimizer(self) -> bool:
