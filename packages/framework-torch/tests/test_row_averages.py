@@ -21,7 +21,7 @@ from torch.optim.swa_utils import (
 )
 
 from sparring import StepContainer
-from sparring.errors import CapacityError, UnsupportedError
+from sparring.errors import CapacityError, InvalidArgumentError, UnsupportedError
 from sparring_testing.processes.rank_threads import run_containers
 from sparring_testing.processes.table_steps import read_rows
 from sparring_torch import Embedding, EmbeddingBag, Optimizer, shared_rows
@@ -183,6 +183,13 @@ def test_an_averaged_model_is_saved_and_resumed() -> None:
         ours.update_parameters(pair.model)
         theirs.update_parameters(pair.dense)
     states = copy.deepcopy((pair.model.state_dict(), ours.state_dict()))
+    # A state with that of an optimizer, as from a release that did not average rows.
+    older, started = (
+        AveragedModel(each, multi_avg_fn=function) for each in (pair.model, pair.dense)
+    )
+    older.module.load_state_dict(pair.model.state_dict())
+    for each in (older, started):
+        each.n_averaged += 1
 
     for is_first in (True, False):  # the average is loaded before or after the model
         resumed = Pair(torch.optim.Adagrad)
@@ -197,11 +204,13 @@ def test_an_averaged_model_is_saved_and_resumed() -> None:
     again.load_state_dict(states[1])
     for _ in range(6):
         pair.step()
-        for each in (ours, copied, again):
+        for each in (ours, copied, again, older):
             each.update_parameters(pair.model)
-        theirs.update_parameters(pair.dense)
+        for each in (theirs, started):
+            each.update_parameters(pair.dense)
     for each in (ours, copied, again):
         compare(each, theirs)
+    compare(older, started)
     # A served model has the averages.
     served = nn.Sequential(
         Embedding(3, name="items", initializer=NORMAL), nn.Linear(3, 1), nn.BatchNorm1d(1)
@@ -209,6 +218,12 @@ def test_an_averaged_model_is_saved_and_resumed() -> None:
     served.load_state_dict(ours.module.state_dict())
     torch.testing.assert_close(rows(served), theirs.module[0].weight.detach())
     Optimizer(served, torch.optim.Adagrad, lr=0.1)
+    # A model with an optimizer keeps its state if the averages are copied.
+    with pytest.raises(InvalidArgumentError, match=r"no optimizer.*p\.data\.copy_\(q\.data\)"):
+        pair.model.load_state_dict(ours.module.state_dict())
+    for mine, average in zip(pair.model.parameters(), ours.module.parameters(), strict=True):
+        mine.data.copy_(average.data)
+    torch.testing.assert_close(rows(pair.model), theirs.module[0].weight.detach())
 
 
 def test_batch_statistics_of_an_averaged_model_are_updated() -> None:
@@ -254,12 +269,16 @@ def test_other_averaging_functions_raise_when_the_model_is_created() -> None:
     def geometric(averaged: Tensor, current: Tensor, _: Any) -> Tensor:
         return (averaged.abs() * current.abs()).sqrt()
 
+    def by_distance(averaged: Tensor, current: Tensor, _: Any) -> Tensor:
+        return averaged.lerp(current, (averaged - current).norm().clamp(0.1, 1).item())
+
     def in_place(averaged: Any, current: Any, _: Any) -> None:
         for mine, theirs in zip(averaged, current, strict=True):
             mine.copy_(torch.maximum(mine, theirs))
 
     for arguments in (
         {"avg_fn": geometric},
+        {"avg_fn": by_distance},
         {"avg_fn": lambda a, p, _: a + p},
         {"multi_avg_fn": in_place},
         {"multi_avg_fn": lambda *_: None},

@@ -73,6 +73,7 @@ def test_target_networks_follow_like_dense_ones(
         lambda t, p: t.detach().mul_(0.5),
         lambda t, p: t.data.copy_(p.data**2),
         lambda t, p: t.data.copy_(p.data * 2),
+        lambda t, p: t.data.lerp_(p.data, (t.data - p.data).norm().clamp(0.1, 1)),
         lambda t, p: torch._foreach_mul_([t.data], 0.5),
         lambda t, p: torch._foreach_add_([t.data], [p.data], alpha=0.5),
     ],

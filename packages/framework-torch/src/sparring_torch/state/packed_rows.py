@@ -297,12 +297,20 @@ def set_state(container: StepContainer, table: str, saved: PackedTable) -> None:
     if found.state_method and not config.state_method:
         container.set_state(table, saved.array("state"), found.state_method)
     elif (found.state_method, found.state_width) != (config.state_method, config.state_width):
+        remedy = (
+            "Create the Optimizer with the class or method with which they were saved; or load before it "
+            f"is created, and call container.drop_state({table!r}) if the state of another optimizer is "
+            "stored"
+        )
+        if not found.state_method:
+            remedy = (
+                "Load before the Optimizer is created; to copy the rows of an averaged model and keep "
+                "the state, call p.data.copy_(q.data) for the parameters p and q of both models"
+            )
         raise InvalidArgumentError(
             f"table {table!r}: the saved rows have the state of "
             f"{found.state_method or 'no optimizer'}, but are updated by "
-            f"{config.state_method or 'another'}; nothing was loaded. Create the Optimizer with the "
-            "class or method with which they were saved; or load before it is created, and call "
-            f"container.drop_state({table!r}) if the state of another optimizer is stored",
+            f"{config.state_method or 'another'}; nothing was loaded. {remedy}",
             table=table,
         )
 

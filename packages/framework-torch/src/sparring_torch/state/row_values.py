@@ -127,8 +127,9 @@ class RowsValue(Tensor):
             result = known(*args, **named)
             if result is not NotImplemented:
                 return result
-        if name in _CHANGING and isinstance(args[0], RowsValue):
-            _reject(name, args[0])
+        rejected = next((each for each in args if _rejects(each, name)), None)
+        if rejected is not None:
+            _reject(name, rejected)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **named)
 
@@ -152,6 +153,18 @@ def _value(like: Tensor, terms: Sequence[tuple[float, Any]], target: Any = None)
         made = Tensor.detach(like).as_subclass(RowsValue)
     made.terms, made.target = terms, target
     return made
+
+
+def _rejects(value: Any, name: str) -> bool:
+    """Returns whether a value of rows rejects an operation that it does not support.
+
+    The rows of a module read as a tensor without elements, for example in sums over all parameters. Sums
+    of rows do not, because a result that depends on them would change an average.
+    """
+    if not isinstance(value, RowsValue):
+        return False
+    is_plain = len(value.terms) == 1 and not isinstance(value.terms[0][1], _Unknown)
+    return name in _CHANGING or not (is_plain or name in _DESCRIBING)
 
 
 def _as_value(given: Any) -> Any:
@@ -286,6 +299,22 @@ _SAME_AS = {
     "__isub__": "sub_",
     "__itruediv__": "div_",
 }
+_DESCRIBING = {
+    *(
+        "__get__",
+        "__hash__",
+        "__len__",
+        "__repr__",
+        "__format__",
+        "dim",
+        "size",
+        "numel",
+        "nelement",
+    ),
+    *("stride", "type", "get_device", "element_size", "is_contiguous", "is_floating_point"),
+    *("is_complex", "requires_grad_", "storage_offset", "data_ptr"),
+}
+"""Operations that do not read elements."""
 _CHANGING = {"mul_", "add_", "sub_", "div_", "lerp_", "copy_", "addcmul_", "addcdiv_"}
 
 
