@@ -48,11 +48,6 @@ class _Norm(nn.Parameter):
         # A copy belongs to no optimizer yet.
         return type(self), (Tensor.detach(self), self.requires_grad)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if id(self) not in memo:
-            memo[id(self)] = type(self)(Tensor.detach(self).clone(), self.requires_grad)
-        return memo[id(self)]
-
     @property
     def grad(self) -> Tensor | None:
         """The norm ``(1,)`` over all ranks; None if no gradient arrived since the last step.
@@ -89,6 +84,11 @@ class Anchor(_Norm):
 
     mesh: Any = None
     """Device mesh of the parameters that FSDP2 shards; norms are then `DTensor`s, like theirs."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            memo[id(self)] = _CopiedAnchor(Tensor.detach(self).clone(), self.requires_grad)
+        return memo[id(self)]
 
     # -- the rows as a value, for averages and copies of models
 
@@ -158,6 +158,21 @@ class Anchor(_Norm):
             self.gradients.drop(())
 
 
+class _CopiedAnchor(Anchor):
+    """The anchor of a copied module, which functions over lists of parameters average, such as
+    `torch._foreach_lerp_`. Anchors of other modules do not pay for this check."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        # Compilers do not support names of functions.
+        if not torch.compiler.is_compiling() and func.__name__.startswith("_foreach_"):
+            return RowsValue.__torch_function__(func, types, args, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
 class AnchoredModule(nn.Module):
     """A module with rows, which `anchor` represents; `anchor` is not part of `state_dict`."""
 
@@ -180,24 +195,9 @@ class AnchoredModule(nn.Module):
         reads rows, takes no gradients in evaluation mode.
         """
         anchor = self._parameters["anchor"]
-        # A compiler does not support `_version`; the lookup that it calls checks it.
-        if anchor is not None and not torch.compiler.is_compiling() and anchor._version:
-            self._check_unchanged()
         if anchor is None or not anchor.requires_grad:
             return False
         return self.training or self.has_optimizer
-
-    def _check_unchanged(self) -> None:
-        """Rejects a change in place of the parameter of a copy, such as an average, which is lost."""
-        agent = getattr(self, "agent", None)
-        if agent is not None and agent.is_copy and not self.has_optimizer:
-            raise UnsupportedError(
-                f"an operation of torch changed the parameter of tables {', '.join(agent.table_names)} "
-                "of a copied model in place, which does not change its rows; pass p.data of each "
-                "parameter p instead, such as torch._foreach_lerp_([p.data for p in "
-                "target.parameters()], …), or use torch.optim.swa_utils.AveragedModel",
-                tables=agent.table_names,
-            )
 
     @property
     def has_optimizer(self) -> bool:

@@ -91,15 +91,13 @@ def write_rows(container: StepContainer, table: str, keys: Keys, embeddings: Row
         )
 
 
-def read_rows(container: StepContainer, table: str) -> list[tuple[Keys, Rows]]:
-    """Returns copies of keys ``(n,)`` and embeddings ``(n, dim)`` of all rows of a table, in chunks."""
+def read_rows(container: StepContainer, table: str) -> Iterator[tuple[Keys, Rows]]:
+    """Yields copies of keys ``(n,)`` and embeddings ``(n, dim)`` of all rows of a table."""
     if not container.num_rows(table):
-        return []
+        return
     entry = container.entry(table)
-    scanned = container.storage(table).scan(_CHUNK_ROWS, entry.embedding)
-    return [
-        (each.keys.copy(), np.array(read_embeddings(entry.config, each.rows))) for each in scanned
-    ]
+    for each in container.storage(table).scan(_CHUNK_ROWS, entry.embedding):
+        yield each.keys.copy(), np.array(read_embeddings(entry.config, each.rows))
 
 
 def copy_rows(container: StepContainer, table: str, chunks: Iterable[tuple[Keys, Rows]]) -> None:

@@ -42,7 +42,6 @@ class _Live:
 
     def __init__(self, module: Any) -> None:
         agent = module.agent
-        self.module = module
         self.is_shared = hasattr(agent, "original")
         self.agent = getattr(agent, "original", agent)
 
@@ -70,7 +69,7 @@ class _Snapshot:
 
     def __init__(self, live: _Live) -> None:
         self.agent = live.agent
-        self._rows = {name: live.rows(name) for name in live.own_tables}
+        self._rows = {name: list(live.rows(name)) for name in live.own_tables}
 
     @property
     def identity(self) -> object:
