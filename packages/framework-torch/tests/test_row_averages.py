@@ -24,10 +24,11 @@ from sparring import StepContainer
 from sparring.errors import CapacityError, InvalidArgumentError, UnsupportedError
 from sparring_testing.processes.rank_threads import run_containers
 from sparring_testing.processes.table_steps import read_rows
-from sparring_torch import Embedding, EmbeddingBag, Optimizer, shared_rows
+from sparring_torch import Embedding, Optimizer, shared_rows
 from sparring_torch.state.copy_container import CopyContainer
 
 from .paired_models import NORMAL, NUM_IDS, Pair, rows
+from .saved_models import Model, optimizer_of, train
 
 
 def compare(ours: Any, theirs: Any, atol: float = 1e-5) -> None:
@@ -241,26 +242,26 @@ def test_batch_statistics_of_an_averaged_model_are_updated() -> None:
 
 
 def test_a_table_of_two_modules_is_averaged_once() -> None:
-    pair = Pair()
-    bag = EmbeddingBag(
-        3,
-        name="items",
-        initializer=NORMAL,
-        container=pair.model[0].agent.container,
-    )
-    model = nn.ModuleList([pair.model[0], bag])
-    ours = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
-    theirs = AveragedModel(pair.dense[0], multi_avg_fn=get_ema_multi_avg_fn(0.5))
-    for _ in range(5):
-        pair.step()
-        ours.update_parameters(model)
-        theirs.update_parameters(pair.dense[0])
-    expected = theirs.module.weight.detach()
-    for module in ours.module:
-        torch.testing.assert_close(module.read_embeddings(torch.arange(NUM_IDS)), expected)
-    ids = torch.arange(4)[:, None]
-    with torch.no_grad():
-        torch.testing.assert_close(ours.module[1](ids), expected[:4])
+    model = Model()
+    early = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    optimizer = optimizer_of(model)
+    averages = [early, AveragedModel(model, avg_fn=get_ema_avg_fn(0.5))]
+    ids = torch.arange(-20, 40)
+    expected = None
+    for step in range(6):
+        train(model, optimizer, step, step + 1)
+        now = [model.users.read_embeddings(ids), model.items.read_embeddings(ids)]
+        expected = now if expected is None else torch._foreach_lerp(expected, now, 0.5)
+        for each in averages:
+            each.update_parameters(model)
+            with torch.no_grad():
+                each(torch.arange(step, step + 4))
+    assert expected is not None
+    for each in averages:
+        found = each.module
+        torch.testing.assert_close(found.users.read_embeddings(ids), expected[0], atol=5e-3, rtol=0)
+        for module in (found.items, found.seen):
+            torch.testing.assert_close(module.read_embeddings(ids), expected[1])
 
 
 def test_other_averaging_functions_raise_when_the_model_is_created() -> None:
