@@ -216,7 +216,7 @@ def _check_is_newest(
     name: str,
     existing: Mapping[str, sparring_packed.ServingManifest],
 ) -> None:
-    """Raises if servers use another version than that of a published snapshot.
+    """Raises if servers use another version than the one of a published snapshot.
 
     Args:
         out: folder of serving snapshots.
