@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.swa_utils import AveragedModel
 
 from sparring import StepContainer
@@ -27,7 +26,7 @@ from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.state.copied_rows import copy_rows, read_rows
 from sparring_torch.state.copy_container import CopyContainer, drop_state
 
-__all__ = ["RowsValue", "rows_of"]
+__all__ = ["RowsValue", "is_new_average", "prepare_average", "rows_of"]
 
 _TOLERANCE = 1e-6
 
@@ -414,10 +413,25 @@ def _are_on_same_ranks(first: StepContainer, second: StepContainer, table: str) 
 # -- AveragedModel
 
 
-def _prepare(parent: nn.Module, _name: str, child: nn.Module | None) -> None:
-    """Prepares the copy of a model that becomes the module of an `AveragedModel`."""
-    if not isinstance(parent, AveragedModel) or child is None or hasattr(parent, "use_buffers"):
-        return
+def is_new_average(parent: nn.Module, child: nn.Module | None) -> bool:
+    """Returns whether `child` is the copy of a model that the constructor of an `AveragedModel` sets.
+
+    Args:
+        parent: the module to which `child` is added.
+        child: the added module.
+    """
+    is_average = isinstance(parent, AveragedModel) and not hasattr(parent, "use_buffers")
+    return is_average and child is not None
+
+
+def prepare_average(parent: nn.Module, child: nn.Module) -> None:
+    """Prepares the tables of a new average, and checks the functions that the constructor sets next.
+
+    Args:
+        parent: the `AveragedModel`.
+        child: its module.
+    """
+    assert isinstance(parent, AveragedModel)
     modules: list[Any] = [each for each in child.modules() if "anchor" in each._parameters]
     agents = [each.agent for each in modules if not hasattr(each.agent, "original")]
     if not agents:
@@ -478,6 +492,3 @@ def _check_function(name: str, function: Callable[..., Any]) -> None:
         "get_ema_multi_avg_fn, get_swa_multi_avg_fn, or create the AveragedModel in `with "
         "sparring_torch.shared_rows():`, which reads the current rows"
     ) from reason
-
-
-register_module_module_registration_hook(_prepare)
