@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,10 @@ def test_a_run_that_drew_test_rows_by_position_continues_to_do_so(
     second = pytest.approx({"auc": 0.7166666666666667, "log_loss": 0.6273768267591797}, rel=1e-5)
     shutil.copytree(FOLDER / "table/step-000000000005", "runs/step-000000000005")
     assert last_line("evaluate", "runs")["metrics"] == first
+    if find_spec("sparring_serve") is not None and find_spec("sparring_packed") is not None:
+        options = ("--output", "served", "--quantize", "fp16", "--evaluate", "run.yaml")
+        quality = last_line("publish", "runs", *options)["quality"]
+        assert {quality["metric"]: quality["before"]} == pytest.approx({"auc": 0.6416666666666667})
     resumed = last_line("train", "run.yaml", "--resume", "training.epochs=2")
     assert (resumed["steps"], resumed["metrics"]) == (10, second)
     assert last_line("evaluate", "runs")["metrics"] == second
