@@ -36,7 +36,7 @@ UNUSED_CONTRACTS = {
     "PlannerDescriptor": "one planner is shipped",
     "UpdateMethodDescriptor UpdateRows": "no package but core has update methods",
     "Indices": "the type of arguments of kernels",
-    "write_embeddings write_state": "inverse of read_embeddings and read_state, which packages import",
+    "write_state": "inverse of read_state, which packages import",
 }
 """Names of `sparring.contracts` that no plugin of this repository imports, and why they exist."""
 

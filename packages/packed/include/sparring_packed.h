@@ -138,6 +138,7 @@ typedef struct SparringPackedVersion {
   uint64_t mapped_bytes; /* out                                         */
   char hash[33];         /* out: hash of its manifest, hexadecimal      */
   char name[256];        /* out: name of its folder                     */
+  int64_t generation;    /* out: versions of a folder are ordered by generation, step and name */
 } SparringPackedVersion;
 
 SPARRING_PACKED_API SparringStatus sparring_packed_version(SparringPacked*, SparringPackedVersion*);

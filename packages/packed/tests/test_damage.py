@@ -186,9 +186,9 @@ def test_inconsistent_manifests_are_rejected_P8(small: Any) -> None:
         with pytest.raises(SnapshotError):
             answers(small, "open")
         (folder / "manifest.json").write_bytes(text)
-    seal(folder, lambda plain: plain.update(version=3))
+    seal(folder, lambda plain: plain.update(version=4))
     with pytest.raises(
-        SnapshotDamagedError, match=r"version 3, .*this library reads versions up to 2"
+        SnapshotDamagedError, match=r"version 4, .*this library reads versions up to 3"
     ):
         answers(small, "open")
     (folder / "manifest.json").write_bytes(text)

@@ -147,6 +147,21 @@ def published(folder: Path, *, with_delta: bool = False) -> int:
     )
 
 
+def test_the_newest_generation_determines_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(tmp_path)
+    packed = pytest.importorskip("sparring_packed", reason="sparring-packed is not installed")
+    with StepContainer() as container:
+        container.declare(TableConfig("item", 8), StorageChoice("memory"))
+        container.save(str(tmp_path / "other"))
+    options = packed.WriteOptions(generation=1)
+    packed.write(tmp_path / "other", tmp_path / "served/a", options=options)
+    files = packed.read_manifest(tmp_path / "served/a").files
+    monkeypatch.chdir(tmp_path)
+    assert compute_served_bytes("served") == sum(each.size_bytes for each in files)
+
+
 def served(*arguments: str, path: Path) -> list[dict[str, Any]]:
     assert main(["plan", "kubernetes", *arguments, "--image", "x:1", "--output", str(path)]) == 0
     return list(YAML(typ="safe", pure=True).load_all(path.read_text()))

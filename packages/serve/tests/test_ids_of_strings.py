@@ -31,5 +31,8 @@ def test_words_of_the_command_line_are_hashed() -> None:
     assert [_id_of(each) for each in ("7", "-1", str(2**63 - 1))] == [7, -1, 2**63 - 1]
     for text in ("SKU_1", "1_000", "1.5", ""):
         assert _id_of(text) == hash_strings([text])[0]
-    with pytest.raises(typer.BadParameter, match="does not fit into 64 bits"):
-        _id_of(str(2**63))
+    # The same 64 bits, as in training with `data.types: unsigned`.
+    assert [_id_of(str(each)) for each in (2**63, 2**64 - 1)] == [-(2**63), -1]
+    for number in (2**64, -(2**63) - 1, 10**30):
+        with pytest.raises(typer.BadParameter, match="does not fit into 64 bits"):
+            _id_of(str(number))

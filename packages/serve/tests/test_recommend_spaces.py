@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from sparring.contracts import TableConfig
 from sparring.errors import InvalidArgumentError
 from sparring_serve import ClientConfig, LookupClient, LookupService, ShardPosition, ShardReplicas
 from sparring_serve.testing import FaultyTransport, MemoryTables
+from sparring_serve.testing.front_ends import Folder
+
+from .conftest import Serve
 
 library = pytest.importorskip("sparring_packed.library", reason="sparring-packed is not installed")
 if not library.library_path().exists():
@@ -65,3 +69,36 @@ def test_keys_of_the_same_space_are_compared(
 def test_vectors_are_compared_with_computed_vectors() -> None:
     found = client_of("user", "item", "item.vectors").recommend("item.vectors", np.ones((1, 4)), 2)
     assert found.scores.tolist() == [[4.0, 4.0]]
+
+
+TABLES = {TableConfig(name, 4): {1: np.ones(4), 2: np.ones(4)} for name in ("user", "item")}
+
+
+def model(**described: Any) -> dict[str, bytes]:
+    """Returns the files of a model."""
+    text = json.dumps({"format": 1, **described}).rjust(300)
+    return {"parameters": bytes(300), "preprocessing": text.encode()}
+
+
+def test_keys_are_rejected_by_the_model_of_a_version_without_vectors(
+    kind: str, open_servers: Serve, folder: Folder
+) -> None:
+    folder.publish_rows(TABLES, 2, model=model(vectors=[]))
+    server = open_servers(kind, folder)
+    with LookupClient(server.address, ClientConfig(deadline_seconds=9.0)) as client:
+        with pytest.raises(InvalidArgumentError, match=r"inputs, so .*; use `sparring recommend`"):
+            client.recommend("item", {"user": [1]}, 2)
+        # Similar rows of one table, and vectors of the caller.
+        for queries in ({"item": [1]}, np.ones((1, 4))):
+            assert client.recommend("item", queries, 2).keys.tolist() == [[1, 2]]
+        for step, described in (
+            (3, model(vectors=["item", "user"])),
+            (4, model()),  # an earlier release published it
+            (5, {}),
+        ):
+            folder.publish_rows(TABLES, step, model=described)
+            assert server.refresh().is_new
+            client.describe()
+            for _ in range(2):
+                found = client.recommend("item", {"user": [1]}, 2)
+                assert (found.keys.tolist(), found.version.step) == ([[1, 2]], step)

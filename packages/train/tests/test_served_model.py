@@ -15,6 +15,8 @@ pytest.importorskip("sparring_serve", reason="pip install sparring-serve")
 from sparring import State, latest_snapshot
 from sparring_cli.application import main
 from sparring_packed import decode_parameters, read_manifest
+from sparring_train.config.reading.loader import parse_config
+from sparring_train.run import served_model
 from sparring_train.run.served_model import keras_parameters, torch_parameters
 
 CONFIG = """
@@ -77,6 +79,7 @@ def test_published_versions_contain_the_parameters_of_the_snapshot(
     assert (tags["table"], tags["is_list"], tags["may_be_missing"]) == ("item", True, True)
     assert described["numeric"] == [{"name": "price", "minimum": 0.0, "log1p": True}]
     assert (described["format"], described["strings"]) == (1, "xxh3-64")
+    assert described["vectors"] == []
 
 
 def test_parameters_keep_the_order_and_types_of_the_framework() -> None:
@@ -90,3 +93,24 @@ def test_parameters_keep_the_order_and_types_of_the_framework() -> None:
     found = keras_parameters(State({"model": paths}, {**variables, "dense.0": halves}))
     assert list(found) == ["dense/kernel", "dense/bias", "dense/bias#2"]
     assert [each[0] for each in found.values()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("model", "vectors"),
+    [
+        ("kind: two_towers", ["item", "user"]),
+        ("kind: two_towers, layers: [4]", []),
+        ("kind: two_towers, normalize: true", []),
+        ("kind: two_towers, user: [user, tags]", []),
+        ("kind: matrix_factorization", []),
+        ("kind: dlrm", []),
+    ],
+)
+def test_a_version_names_the_tables_whose_rows_the_model_compares(
+    model: str, vectors: list[str]
+) -> None:
+    columns = "categorical: [user, item, tags], required: [user, item]"
+    data = f"kind: table, path: log.csv, {columns}, label: clicked"
+    positive = ", positive: 1" if "two_towers" in model else ""
+    config = parse_config(f"data: {{{data}}}\nmodel: {{{model}{positive}}}\n")
+    assert served_model._compared_tables(config) == vectors

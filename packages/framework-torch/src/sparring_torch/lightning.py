@@ -13,6 +13,7 @@ from typing import Any
 from sparring import Retention, SaveOptions, list_snapshots, open_snapshot
 from sparring.errors import InvalidArgumentError, PluginError
 from sparring_torch.modules.table_module import list_agents
+from sparring_torch.state.copy_container import list_averages
 
 __all__ = ["SnapshotCallback"]
 
@@ -33,7 +34,8 @@ _Callback: Any = _callback_class()
 
 
 class SnapshotCallback(_Callback):  # type: ignore[misc]
-    """Saves a snapshot of all tables of the model as ``url/step-000000001000``.
+    """Saves a snapshot of all tables of the model as ``url/step-000000001000``, and one of their averages
+    by `WeightAveraging` in ``url/averages``.
 
     It saves at the end of epochs, before validation ends, and after a number of steps. Use the intervals
     of `ModelCheckpoint`, which saves after it. ``trainer.fit(ckpt_path=…)`` loads the snapshot that the
@@ -73,6 +75,7 @@ class SnapshotCallback(_Callback):  # type: ignore[misc]
         self._url = url.rstrip("/")
         self._every_n_epochs = every_n_epochs
         self._every_n_train_steps = every_n_train_steps
+        self._keep = keep
         self._options = SaveOptions(retention=None if keep is None else Retention(url, keep))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -114,6 +117,12 @@ class SnapshotCallback(_Callback):  # type: ignore[misc]
         steps, newest = container.counters.steps, container.saves.newest
         if newest is None or newest[1] != steps:
             container.save(f"{self._url}/step-{steps:012d}", options=self._options)
+        for copy in list_averages(container):  # of `WeightAveraging`
+            steps, newest = copy.counters.steps, copy.saves.newest
+            if newest is None or newest[1] != steps:
+                url = f"{self._url}/averages"
+                kept = None if self._keep is None else Retention(url, self._keep)
+                copy.save(f"{url}/step-{steps:012d}", options=SaveOptions(retention=kept))
 
 
 def _container_of(pl_module: Any) -> Any:

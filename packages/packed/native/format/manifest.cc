@@ -133,9 +133,9 @@ Manifest parse_manifest(std::string_view text) {
            "', expected 'sparring serving snapshot'; create one with sparring_packed.write");
   }
   const int64_t version = json.at("version").whole("version", 1, kMostWhole);
-  if (version > kModelVersion) {
+  if (version > kGenerationVersion) {
     refuse("its format has version " + std::to_string(version) + ", but this library reads versions up to " +
-           std::to_string(kModelVersion) + "; use a later release of sparring-packed");
+           std::to_string(kGenerationVersion) + "; use a later release of sparring-packed");
   }
   manifest.step = json.at("step").whole("step", 0, kMostWhole);
   manifest.published = json.at("published").number("published");
@@ -167,7 +167,11 @@ Manifest parse_manifest(std::string_view text) {
     if (!names.insert(file.name).second) refuse("file " + file.name + " is listed twice");
     manifest.model.push_back(std::move(file));
   }
-  if (manifest.model.empty()) refuse("it has version 2, but no files of the model");
+  if (version == kGenerationVersion) {
+    manifest.generation = json.at("generation").whole("generation", 1, kMostWhole);
+  } else if (manifest.model.empty()) {
+    refuse("it has version 2, but no files of the model");
+  }
   return manifest;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace sparring::packed {
@@ -47,8 +48,12 @@ struct ModelEntry {
 // Version of a manifest with files of the model. Manifests without them have version 1.
 inline constexpr int64_t kModelVersion = 2;
 
+// Version of a manifest with a generation.
+inline constexpr int64_t kGenerationVersion = 3;
+
 struct Manifest {
   std::string hash;
+  int64_t generation = 0;  // versions of a folder are ordered by generation, step and name
   int64_t step = 0;
   double published = 0;
   std::string base_name;  // empty for a full snapshot
@@ -56,6 +61,11 @@ struct Manifest {
   std::vector<TableEntry> tables;  // by name, ascending
   std::vector<FileEntry> files;
   std::vector<ModelEntry> model;  // all files of the model, also in a delta
+
+  // Whether a snapshot with this manifest is used instead of one with a smaller name.
+  bool is_newer_than(const Manifest& other) const {
+    return std::pair(generation, step) >= std::pair(other.generation, other.step);
+  }
 };
 
 // Throws StatusError(SPARRING_CORRUPT) with the reason.

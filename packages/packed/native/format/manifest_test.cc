@@ -89,11 +89,23 @@ void files_of_the_model_need_version_2() {
   CHECK(parse_manifest(manifest_text(1, "")).model.empty());
   CHECK_THROWS(parse_manifest(manifest_text(2, "")), StatusError);
   CHECK_THROWS(parse_manifest(manifest_text(2, ", \"model\": []")), StatusError);
-  CHECK_THROWS(parse_manifest(manifest_text(3, ", \"model\": [" + parameters + "]")), StatusError);
+  CHECK_THROWS(parse_manifest(manifest_text(4, ", \"model\": [" + parameters + "]")), StatusError);
   for (const std::string& bad :
        {parameters + ", " + parameters, model_file("../a", 300), model_file("a", 10)}) {
     CHECK_THROWS(parse_manifest(manifest_text(2, ", \"model\": [" + bad + "]")), StatusError);
   }
+}
+
+void a_generation_needs_version_3() {
+  const auto parsed = [](int version, const std::string& fields) {
+    return parse_manifest(manifest_text(version, ", \"model\": []" + fields));
+  };
+  CHECK(parsed(3, ", \"generation\": 4").generation == 4);
+  CHECK(parse_manifest(manifest_text(1, "")).generation == 0);
+  CHECK_THROWS(parsed(3, ""), StatusError);
+  CHECK_THROWS(parsed(3, ", \"generation\": 0"), StatusError);
+  CHECK_THROWS(parsed(4, ", \"generation\": 4"), StatusError);
+  CHECK_THROWS(parse_manifest(manifest_text(3, ", \"generation\": 4")), StatusError);
 }
 
 }  // namespace
@@ -106,5 +118,6 @@ int main() {
       {"values of another type are rejected", values_of_another_type_are_rejected},
       {"a text without its hash is not a manifest", a_text_without_its_hash_is_not_a_manifest},
       {"files of the model need version 2", files_of_the_model_need_version_2},
+      {"a generation needs version 3", a_generation_needs_version_3},
   });
 }

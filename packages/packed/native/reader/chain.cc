@@ -69,9 +69,9 @@ Found pinned(const std::string& folder, const std::string& name) {
   return found;
 }
 
-// Returns the serving snapshot at `path`; or in that folder the pinned one, or the one with the highest
-// step. The step of a snapshot with an unreadable manifest is unknown: it counts as newer if its name is
-// greater, and fails.
+// Returns the serving snapshot at `path`; or in that folder the pinned one, or the last one by generation,
+// step and name. The step of a snapshot with an unreadable manifest is unknown: it counts as newer if its
+// name is greater, and fails.
 Found newest(const std::string& path) {
   const std::string real = real_path(path);
   if (has_manifest(real)) return {real, read_manifest(real)};
@@ -91,7 +91,7 @@ Found newest(const std::string& path) {
       }
       continue;
     }
-    if (best.path.empty() || found.manifest.step >= best.manifest.step) best = std::move(found);
+    if (best.path.empty() || found.manifest.is_newer_than(best.manifest)) best = std::move(found);
   }
   if (damaged > best.path) throw StatusError(SPARRING_CORRUPT, damage);
   if (best.path.empty()) {

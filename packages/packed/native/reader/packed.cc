@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -55,11 +56,17 @@ constexpr int64_t kWidened = 64;
 
 constexpr char kOutOfMemory[] = "out of memory; nothing was changed";
 
+// Size of a struct without the members that were appended in later releases, which callers may not know.
+template <class Arguments>
+constexpr size_t kLeastBytes = sizeof(Arguments);
+template <>
+constexpr size_t kLeastBytes<SparringPackedVersion> = offsetof(SparringPackedVersion, generation);
+
 template <class Arguments, class Body>
 SparringStatus guard(Arguments* arguments, const Body& body) {
   if (arguments == nullptr) return SPARRING_INVALID_ARGUMENT;
   return sparring::border::guard(arguments->call, kOutOfMemory, [&] {
-    sparring::border::check(arguments->call.struct_bytes >= sizeof(Arguments),
+    sparring::border::check(arguments->call.struct_bytes >= kLeastBytes<Arguments>,
                             "call.struct_bytes must be the size of the struct",
                             arguments->call.struct_bytes);
     sparring::border::check_is_cpu(arguments->call.device);
@@ -426,6 +433,9 @@ SparringStatus sparring_packed_version(SparringPacked* packed, SparringPackedVer
     arguments->mapped_bytes = version.mapped_bytes;
     std::memcpy(arguments->hash, version.manifest().hash.c_str(), sizeof arguments->hash);
     std::snprintf(arguments->name, sizeof arguments->name, "%s", version.layers.front()->name.c_str());
+    if (arguments->call.struct_bytes >= sizeof *arguments) {
+      arguments->generation = version.manifest().generation;
+    }
   });
 }
 

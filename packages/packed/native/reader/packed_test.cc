@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -230,6 +231,26 @@ void a_pinned_version_is_served_until_the_pin_is_removed() {
   CHECK(std::remove(gate.c_str()) == 0 && symlink("gate.json", gate.c_str()) == 0);
   CHECK(sparring_packed_refresh(open.packed, &refresh) == SPARRING_IO && step() == 1);
   message_of(refresh);
+  sparring_packed_close(open.packed);
+}
+
+void a_caller_may_not_know_the_generation_of_a_version() {
+  Served served;
+  served.write(1, 10, "");
+  auto open = new_arguments<SparringPackedOpen>();
+  open.path = served.path().c_str();
+  CHECK(sparring_packed_open(&open) == SPARRING_OK);
+  auto version = new_arguments<SparringPackedVersion>();
+  version.generation = 7;
+  version.call.struct_bytes = offsetof(SparringPackedVersion, generation);
+  CHECK(sparring_packed_version(open.packed, &version) == SPARRING_OK);
+  CHECK(version.step == 1 && version.generation == 7);
+  version.call.struct_bytes = sizeof version;
+  CHECK(sparring_packed_version(open.packed, &version) == SPARRING_OK);
+  CHECK(version.generation == 0);
+  version.call.struct_bytes = offsetof(SparringPackedVersion, generation) - 1;
+  CHECK(sparring_packed_version(open.packed, &version) == SPARRING_INVALID_ARGUMENT);
+  message_of(version);
   sparring_packed_close(open.packed);
 }
 
@@ -462,6 +483,8 @@ int main() {
        a_matching_delta_is_loaded_and_another_one_rejected},
       {"a pinned version is served until the pin is removed",
        a_pinned_version_is_served_until_the_pin_is_removed},
+      {"a caller may not know the generation of a version",
+       a_caller_may_not_know_the_generation_of_a_version},
       {"wrong arguments are rejected with a message", wrong_arguments_are_rejected_with_a_message},
       {"ids of some partitions are spread over all buckets",
        ids_of_some_partitions_are_spread_over_all_buckets},

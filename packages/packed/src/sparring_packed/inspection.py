@@ -114,6 +114,7 @@ def _collect_facts(
             {
                 "name": name,
                 "version": each.hash,
+                "generation": each.generation,
                 "step": each.step,
                 "published": each.published,
                 "is_delta": each.base is not None,

@@ -152,6 +152,7 @@ class Version(_Arguments):
         ("mapped_bytes", c_uint64),
         ("hash", c_char * 33),
         ("name", c_char * 256),
+        ("generation", c_int64),
     ]
 
 

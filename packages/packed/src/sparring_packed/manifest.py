@@ -35,6 +35,9 @@ FORMAT: Literal["sparring serving snapshot"] = "sparring serving snapshot"
 
 MANIFEST_BYTES = 64 << 20
 
+MAX_VERSION = 3
+"""Latest version of the format."""
+
 LEAST_HASHED_BYTES = 241
 """Minimum size of a file of the model. The C library does not hash shorter files."""
 
@@ -149,10 +152,12 @@ class ServingManifest(_Entry):
         tables: all tables, also in a delta.
         files: the data files.
         model: the files of the model. A manifest with such files has version 2, others have version 1.
+        generation: versions of a folder are ordered by generation, step and name. A manifest with another
+            generation than 0 has version 3.
     """
 
     format: Literal["sparring serving snapshot"] = FORMAT
-    version: Literal[1, 2] = 1
+    version: Literal[1, 2, 3] = 1
     step: _Count
     published: float
     source: ServingBase
@@ -160,16 +165,23 @@ class ServingManifest(_Entry):
     tables: tuple[ServingTable, ...] = Field(strict=False)
     files: tuple[ServingFile, ...] = Field(strict=False)
     model: tuple[ModelFile, ...] = Field((), strict=False)
+    generation: _Count = 0
     _hash: str = ""
 
     @model_validator(mode="after")
     def _check_version(self) -> ServingManifest:
-        if (self.version == 2) != bool(self.model):
+        expected = 3 if self.generation else 2 if self.model else 1
+        if self.version != expected:
             raise ValueError(
-                f"version {self.version} has {len(self.model)} files of the model, expected some in "
-                "version 2 and none in version 1"
+                f"found version {self.version}, expected {expected} for generation {self.generation} and "
+                f"{len(self.model)} files of the model"
             )
         return self
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Readers of a folder use the version with the greatest order, or the last by name."""
+        return self.generation, self.step
 
     @property
     def hash(self) -> str:
@@ -191,7 +203,9 @@ def encode_manifest(manifest: ServingManifest) -> bytes:
     plain = manifest.model_dump(mode="json")
     lines = ["{"]
     for name, value in plain.items():
-        if name == "model" and not value:
+        if (name == "model" and not value and manifest.version < 3) or (
+            name == "generation" and not value
+        ):
             continue
         if name in {"tables", "files", "model"}:
             entries = [f"  {json.dumps(each, allow_nan=False)}" for each in value]
@@ -221,6 +235,11 @@ def decode_manifest(text: bytes) -> ServingManifest:
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise ValueError("it is not the manifest of a serving snapshot")
     plain.pop("hash", None)
+    if isinstance(plain.get("version"), int) and plain["version"] > MAX_VERSION:
+        raise ValueError(
+            f"its format has version {plain['version']}, but this release reads versions up to "
+            f"{MAX_VERSION}; use a later release of sparring-packed"
+        )
     try:
         manifest = ServingManifest.model_validate(plain)
     except ValidationError as error:

@@ -89,6 +89,7 @@ class _StoredRows:
     def __init__(self, url: str | os.PathLike[str]) -> None:
         self.manifest = read_manifest(url)
         self.step, self.source = self.manifest.step, self.manifest.source
+        self.generation = self.manifest.generation
 
     def _mapped(self, window: tuple[int, int]) -> PackedTables:
         """Maps the files of a range of partitions, or their copies."""

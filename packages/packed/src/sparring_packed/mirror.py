@@ -106,7 +106,7 @@ class Mirror:
             if not manifests:
                 return
             gate = self._read_gate()
-            newest = max(manifests, key=lambda name: (manifests[name].step, name))
+            newest = max(manifests, key=lambda name: (manifests[name].order, name))
             wanted = self._only or gate.pin or newest
             # The base of a delta is copied first.
             for name in reversed(_chain(wanted, manifests)):
@@ -224,7 +224,7 @@ class Mirror:
                 shutil.rmtree(path, ignore_errors=True)
             elif path.is_dir():
                 copies[path.name] = decode_manifest((path / "manifest.json").read_bytes())
-        newest = sorted(copies, key=lambda name: (copies[name].step, name))[-self._keep :]
+        newest = sorted(copies, key=lambda name: (copies[name].order, name))[-self._keep :]
         kept = {each for name in (*newest, pinned) for each in _chain(name, copies)}
         for name in copies.keys() - kept:
             # Renamed first, so that no process sees an incomplete copy.

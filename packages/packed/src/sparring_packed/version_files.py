@@ -98,6 +98,8 @@ class WriteOptions:
             write no filters.
         model: contents of the files of the model: ``parameters``, a safetensors file, and
             ``preprocessing``, JSON. Each has at least 241 bytes; pad JSON with spaces.
+        generation: readers of a folder use the highest generation, and in it the highest step. A delta
+            has at least the generation of its base.
         computed: name → table to write in addition to the tables of the training snapshot.
     """
 
@@ -105,11 +107,16 @@ class WriteOptions:
     filter_rate: float | None = 0.01
     model: Mapping[str, bytes] = field(default_factory=dict)
     computed: Mapping[str, ComputedTable] = field(default_factory=dict)
+    generation: int = 0
 
     def __post_init__(self) -> None:
         if self.file_bytes < 1 << 16:
             raise InvalidArgumentError(
                 f"WriteOptions: file_bytes must be at least 65536, found {self.file_bytes}"
+            )
+        if self.generation < 0:
+            raise InvalidArgumentError(
+                f"WriteOptions: generation must be at least 0, found {self.generation}"
             )
         for kind, data in self.model.items():
             if kind not in _MODEL_FILES or len(data) < LEAST_HASHED_BYTES:
@@ -158,6 +165,10 @@ class Window:
 
 class RowSource(Protocol):
     """Rows of a new serving snapshot."""
+
+    @property
+    def generation(self) -> int:
+        """Generation of the new serving snapshot."""
 
     @property
     def step(self) -> int:
@@ -220,7 +231,8 @@ def commit(
         writer.write_model()
         writer.seal(0)
         manifest = ServingManifest(
-            version=2 if writer.model else 1,
+            version=3 if rows.generation else 2 if writer.model else 1,
+            generation=rows.generation,
             step=rows.step,
             published=time.time(),
             source=rows.source,

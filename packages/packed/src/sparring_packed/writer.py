@@ -90,7 +90,7 @@ def write(
     described = {**snapshot.tables, **_described(snapshot, options.computed)}
     tables = [_serving_table(each, quantize or {}, below) for each in described.values()]
     _check_names(snapshot.url, set(described), quantize or {}, below)
-    return commit(out_url, _TrainedRows(snapshot, below, options.computed), tables, options)
+    return commit(out_url, _TrainedRows(snapshot, below, options), tables, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +218,10 @@ def _initial_values(table: TableDescription) -> tuple[int, Initializer]:
 class _TrainedRows:
     """Rows of a training snapshot, or the changes since the base."""
 
-    def __init__(
-        self, snapshot: Snapshot, base: _Base | None, computed: Mapping[str, ComputedTable]
-    ) -> None:
-        self._snapshot, self._base, self._computed = snapshot, base, computed
-        self.step = snapshot.step
+    def __init__(self, snapshot: Snapshot, base: _Base | None, options: WriteOptions) -> None:
+        self._snapshot, self._base, self._computed = snapshot, base, options.computed
+        least = 0 if base is None else base.manifest.generation
+        self.generation, self.step = max(options.generation, least), snapshot.step
         self.source = ServingBase(name=snapshot.name, hash=snapshot.manifest_hash)
         self.base = None if base is None else base.entry
 

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <mutex>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "server/log.h"
@@ -127,17 +128,18 @@ PackedLibrary::Handle ServingTables::open(const std::string& path, bool verifies
 
 // Opens the newest intact version; returns null if there is none.
 PackedLibrary::Handle ServingTables::open_older(const std::set<std::string>& names) const {
-  std::vector<std::pair<int64_t, std::string>> steps;
+  std::vector<std::tuple<int64_t, int64_t, std::string>> found;
   for (const std::string& name : names) {
     try {
       const PackedLibrary::Handle opened = open(options_.folder + "/" + name, false);
-      steps.emplace_back(library_.version(opened.get(), 0).step, name);
+      const SparringPackedVersion version = library_.version(opened.get(), 0);
+      found.emplace_back(version.generation, version.step, name);
     } catch (const PackedError&) {
       continue;  // not a serving snapshot, or its headers are damaged
     }
   }
-  std::sort(steps.rbegin(), steps.rend());
-  for (const auto& [step, name] : steps) {
+  std::sort(found.rbegin(), found.rend());
+  for (const auto& [generation, step, name] : found) {
     const std::string path = options_.folder + "/" + name;
     try {
       return open(path, options_.verifies_all);

@@ -46,7 +46,7 @@ def data_kinds() -> list[DataDescriptor]:
             section=TableData,
             open=lazy_import("data.table.dataset:open_table"),
             read=lazy_import("data.table.dataset:read_table"),
-            pin=lazy_import("data.lake.table:pin_table"),
+            pin=lazy_import("data.table.dataset:pin_table"),
         ),
         DataDescriptor(
             name="stream",

@@ -382,3 +382,41 @@ def test_times_in_utc_are_times(capsys: pytest.CaptureFixture[str]) -> None:
     config: Any = parse_config(text)
     assert (config.data.time, config.data.split.time) == ("at", 0.1)
     assert trained(text, capsys)["steps"] == 1
+
+
+@pytest.mark.parametrize("lists", [False, True])
+@pytest.mark.parametrize("other", ["uint64", "int64"])
+def test_unsigned_ids_of_parquet_files_are_trained(
+    lists: bool, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The largest ids are in one file, and the other has another type of whole numbers."""
+    pytest.importorskip("sparring_torch", reason="trains with torch")
+    for name, kind, first in (("a", other, 9), ("b", "uint64", 2**64 - 1)):
+        ids: list[Any] = [first, 7] * 40
+        users = pyarrow.array([[each] for each in ids] if lists else ids, _kind(kind, lists))
+        columns = {"user": users, "item": [1, 2] * 40, "clicked": [0, 1, 1, 0] * 20}
+        Path("logs").mkdir(exist_ok=True)
+        parquet.write_table(pyarrow.table(columns), f"logs/{name}.parquet")
+    assert main(["init", "logs", "label=clicked", "-o", "run.yaml"]) == 0
+    data: Any = parse_config(Path("run.yaml").read_text()).data
+    assert data.types == {"user": "unsigned"}
+    assert main(["train", "run.yaml", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["get", "run", "user", str(2**64 - 1), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["key"] == -1
+
+
+def test_numbers_without_a_common_type_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, kind, user in (("a", "int64", -1), ("b", "uint64", 2**64 - 1)):
+        users = pyarrow.array([user, 7] * 40, _kind(kind, is_list=False))
+        columns = {"user": users, "item": [1, 2] * 40, "clicked": [0, 1] * 40}
+        parquet.write_table(pyarrow.table(columns), f"{name}.parquet")
+    text, said = written(capsys, "*.parquet", "label=clicked", "categorical=item")
+    assert "user: its numbers have no common type" in said
+    data: Any = parse_config(text).data
+    assert data.categorical == ("item",)
+
+
+def _kind(name: str, is_list: bool) -> Any:
+    plain = pyarrow.type_for_alias(name)
+    return pyarrow.list_(plain) if is_list else plain

@@ -215,6 +215,21 @@ def test_effect_of_split_exact_fraction(runs: Runs) -> None:
     assert sum(_ran(runs, "data.split={exact_fraction: 0.5}").samples) == 40
 
 
+@shows("data:table.split.key")
+def test_effect_of_split_key(runs: Runs) -> None:
+    samples = sum(_ran(runs, "data.split={fraction: 0.5, key: item}").samples)
+    assert samples not in (80, sum(_ran(runs, "data.split={fraction: 0.5}").samples))
+
+
+@shows("data:table.draw")
+def test_effect_of_table_draw(runs: Runs) -> None:
+    found = [_ran(runs, "data.split={fraction: 0.5}", f"data.draw={way}") for way in _DRAWS]
+    assert found[0].losses == found[1].losses != found[2].losses
+
+
+_DRAWS = ("null", "row", "position")
+
+
 @shows("data:table.split.files")
 def test_effect_of_split_files(runs: Runs) -> None:
     _ran(runs)
@@ -346,7 +361,7 @@ def test_effect_of_synthetic_criteo_validation_samples(runs: Runs) -> None:
 
 
 WAYS = (
-    "fraction", "exact_fraction", "time", "time_from", "column", "files", "leave_one_out", "value",
+    "fraction", "exact_fraction", "time", "time_from", "column", "files", "leave_one_out", "value", "key",
 )  # fmt: skip
 
 
@@ -356,6 +371,7 @@ def test_effects_of_the_ways_of_validation(runs: Runs) -> None:
     for way in (
         "null",
         "{fraction: 0.4}",
+        "{fraction: 0.4, key: item}",
         "{exact_fraction: 0.25}",
         "{time: 0.25}",
         "{time_from: 70}",
@@ -374,6 +390,7 @@ def test_effects_of_the_ways_of_validation(runs: Runs) -> None:
     assert trained["{time_from: 70}"] == 56
     assert trained["{leave_one_out: user}"] == 54
     assert trained["{fraction: 0.4}"] < 50
+    assert trained["{fraction: 0.4, key: item}"] not in (64, trained["{fraction: 0.4}"])
     assert trained["{column: clicked, value: 1}"] < 50
     (runs.folder / "parts").mkdir(exist_ok=True)
     for name in ("table.csv", "fewer.csv"):

@@ -40,8 +40,17 @@ def test_a_stored_section_is_upgraded_to_the_current_form(name: str) -> None:
     config = run_type().model_validate(
         {key: sections[key] for key in ("seed", "data", "model", "tables", "optimizer")}
     )
-    assert describe_run(config) == now
+    assert describe_run(config) == {**now, "data": {**now["data"], "draw": "position"}}
     assert upgrade_sections(now) == now
+
+
+def test_a_stored_run_without_a_way_of_drawing_draws_by_position() -> None:
+    now = describe_run(load_config(CONFIGS / "criteo.yaml"))
+    for draw in ("row", "position", None):
+        stored = {**now, "data": {**now["data"], "draw": draw}}
+        assert upgrade_sections(stored) == stored
+    earlier = {**now, "data": {name: each for name, each in now["data"].items() if name != "draw"}}
+    assert upgrade_sections(earlier)["data"]["draw"] == "position"
 
 
 @pytest.mark.parametrize("name", ["criteo", "movielens"])

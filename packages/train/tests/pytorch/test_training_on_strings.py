@@ -29,6 +29,7 @@ data:
   categorical: [user, item]
   numeric: [price]
   batch_size: 128
+  draw: position      # the names of the files differ
 model: {{kind: dlrm, embedding_dim: 4, bottom_mlp: [8], top_mlp: [8]}}
 training: {{epochs: 2}}
 """

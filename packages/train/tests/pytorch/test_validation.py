@@ -222,7 +222,7 @@ def test_ranks_make_the_decisions_of_one_process(runs: Runs) -> None:
     # Ranks are threads. See `test_training_on_ranks` for processes, and for runs without snapshots.
     given = (
         "training.epochs=30", "training.patience=2", "data.validation={exact_fraction: 0.3}",
-        "tables.dtype=float64", "optimizer.sparse.lr=0.3",
+        "tables.dtype=float64", "optimizer.sparse.lr=0.3", "data.draw=position",
     )  # fmt: skip
     alone = runs.ratings(*given).end
     assert alone.best_step is not None

@@ -222,6 +222,21 @@ def test_served_versions_show_the_same(run_folder: Path, tmp_path: Path) -> None
         view.close()
 
 
+def test_served_versions_are_in_the_order_of_readers(run_folder: Path, tmp_path: Path) -> None:
+    import sparring_packed
+
+    # The base has a lower step, and was published last.
+    sparring_packed.write(f"{run_folder}/delta", f"{tmp_path}/first")
+    options = sparring_packed.WriteOptions(generation=1)
+    sparring_packed.write(f"{run_folder}/base", f"{tmp_path}/again", options=options)
+    source = open_source(str(tmp_path), make_plugin_manager())
+    try:
+        assert [each["name"] for each in source.versions()] == ["first", "again"]
+        assert source.step == 10
+    finally:
+        source.close()
+
+
 def test_map_projects_on_the_directions_of_largest_variance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

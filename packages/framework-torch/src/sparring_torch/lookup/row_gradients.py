@@ -30,6 +30,7 @@ from sparring.adapter import sum_gradients
 from sparring.contracts import Reduction
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.lookup.gradient_norm import GradientNorm
+from sparring_torch.state.row_values import RowsValue, rows_of
 from sparring_torch.state.sharded_tensors import is_sharded, replicate
 
 __all__ = ["Anchor", "AnchoredModule", "RowGradients", "dense_parameters", "reject_hook"]
@@ -48,7 +49,7 @@ class _Norm(nn.Parameter):
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         # A copy belongs to no optimizer yet.
-        return type(self), (self.data, self.requires_grad)
+        return type(self), (Tensor.detach(self), self.requires_grad)
 
     def register_hook(self, hook: object) -> NoReturn:
         """Raises, because no gradient of rows arrives at the parameter."""
@@ -95,6 +96,54 @@ class Anchor(_Norm):
     mesh: Any = None
     """Device mesh of the parameters that FSDP2 shards; norms are then `DTensor`s, like theirs."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            memo[id(self)] = _CopiedAnchor(Tensor.detach(self).clone(), self.requires_grad)
+        return memo[id(self)]
+
+    # -- the rows as a value, for averages and copies of models
+
+    represents_rows = True
+    """Whether `RowsValue` replaces the parameter by its value."""
+
+    def detach(self) -> Tensor:
+        """Returns the rows of the module as a value."""
+        return rows_of(self, None if self.owner is None else self.owner())
+
+    @property
+    def data(self) -> Tensor:
+        """The rows of the module as a value."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        if isinstance(value, RowsValue):
+            self.detach().copy_(value)
+        else:
+            Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+
+    def copy_(self, other: Any, non_blocking: bool = False) -> Any:
+        """See `RowsValue`."""
+        self.detach().copy_(other, non_blocking)
+        return self
+
+    def lerp_(self, end: Any, weight: Any) -> Any:
+        """See `RowsValue`."""
+        self.detach().lerp_(end, weight)
+        return self
+
+    def mul_(self, other: Any) -> Any:
+        """Raises, like all operations in place that are no average."""
+        return self.detach().mul_(other)
+
+    def add_(self, other: Any, *, alpha: Any = 1) -> Any:
+        """Raises, like `mul_`."""
+        return self.detach().add_(other, alpha=alpha)
+
+    def sub_(self, other: Any, *, alpha: Any = 1) -> Any:
+        """Raises, like `mul_`."""
+        return self.detach().sub_(other, alpha=alpha)
+
     @property
     def grad(self) -> Tensor | None:
         """Same as `_Norm.grad`."""
@@ -116,6 +165,21 @@ class Anchor(_Norm):
             self.gradients.set_norm(self.position, value)
         elif value is None:
             self.gradients.drop(())
+
+
+class _CopiedAnchor(Anchor):
+    """The anchor of a copied module, which functions over lists of parameters average, such as
+    `torch._foreach_lerp_`. Anchors of other modules do not pay for this check."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        # Compilers do not support names of functions.
+        if not torch.compiler.is_compiling() and func.__name__.startswith("_foreach_"):
+            return RowsValue.__torch_function__(func, types, args, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
 
 class AnchoredModule(nn.Module):

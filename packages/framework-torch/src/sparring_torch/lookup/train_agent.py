@@ -32,6 +32,7 @@ from sparring_torch.device.kernels import current_gpu, get_kernel_set
 from sparring_torch.device.path import DevicePath
 from sparring_torch.lookup.host_path import HostPath
 from sparring_torch.lookup.shadow_pooling import Shadow
+from sparring_torch.state.copy_container import CopyContainer
 from sparring_torch.state.row_copies import CopiedTables
 
 __all__ = ["TrainAgent"]
@@ -240,6 +241,8 @@ class TrainAgent(CopiedTables):
             if not self._may_train:
                 self._check_training(container)
             misuse.check_steps(self.table_names, container)
+        if self.is_copy and isinstance(container, CopyContainer):
+            container.bring_up_to_date(self.table_names, ids)
         path = self._path
         if path is None:
             return None

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from sparring.adapter import format_suggestion
 from sparring.errors import InvalidArgumentError
@@ -19,6 +20,7 @@ from sparring_torch.jagged.keyed_tensor import KeyedTensor
 from sparring_torch.lookup.batch_lookup import Bags, Ids
 from sparring_torch.lookup.lookup_ops import LookupModule
 from sparring_torch.lookup.train_agent import TrainAgent
+from sparring_torch.state.row_values import is_new_average, prepare_average
 from sparring_torch.state.rows_in_state import RowsInState
 
 __all__ = [
@@ -157,6 +159,16 @@ def _convert_output(module: nn.Module, _: Any, output: Any) -> Any:
             for name, each in output.items()
         }
     return output.to(dtype)
+
+
+def _on_module(parent: nn.Module, _name: str, child: nn.Module | None) -> None:
+    """Called by torch when a module is added to another one."""
+    if child is not None and is_new_average(parent, child):
+        name_tables_by_path(child)
+        prepare_average(parent, child)
+
+
+register_module_module_registration_hook(_on_module)
 
 
 def list_agents(modules: nn.Module | Iterable[nn.Module]) -> list[TrainAgent]:

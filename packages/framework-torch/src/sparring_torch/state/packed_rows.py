@@ -18,9 +18,9 @@ filter, `visit_keys` and `visit_steps` of rows with a TTL.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from torch import Tensor
 from sparring import StepContainer, TableDescription
 from sparring.adapter import begin_load, end_load, restore
 from sparring.contracts import TableConfig
-from sparring.errors import CapacityError, DataError, InvalidArgumentError
+from sparring.errors import CapacityError, DataError, InvalidArgumentError, UnsupportedError
 
 __all__ = [
     "PackedTable",
@@ -63,14 +63,28 @@ class RowsTensor(Tensor):
     - Other modules of the same `state_dict` find here which tables it already contains.
     - `torch.distributed.checkpoint` loads into tensors of the saved size, but the tensor of a new model
       is smaller. Therefore this tensor is saved as a value, which loading replaces as a whole.
-    """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    Arithmetic raises, because averages of two states have no rows.
+    """
 
     number: int = 0
     """Number of this entry in its `state_dict`."""
     holds: Mapping[tuple[int, str], int] = {}
     """(id of the container, table name) → number of rows in this tensor."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        is_copied_to = func.__name__ == "copy_" and isinstance(args[0], RowsTensor)
+        if is_copied_to or func.__name__.strip("_").removeprefix("foreach_") in _ARITHMETIC:
+            _reject_arithmetic(func.__name__)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
     def __create_write_items__(self, name: str, _: object) -> Any:
         from torch.distributed.checkpoint.planner_helpers import _create_write_items
@@ -83,6 +97,20 @@ class RowsTensor(Tensor):
 
     def __deepcopy__(self, memo: Any) -> RowsTensor:
         return self.clone().as_subclass(RowsTensor)
+
+
+_ARITHMETIC = frozenset(
+    ["mul", "rmul", "imul", "add", "radd", "iadd", "sub", "rsub", "isub", "div", "truediv", "lerp"]
+)
+
+
+def _reject_arithmetic(operation: str) -> NoReturn:
+    raise UnsupportedError(
+        f"{operation} on the rows of a state_dict, which are bytes: averages of two states have no rows; "
+        "use torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay)), "
+        "whose rows are averaged, or skip rows in `with sparring_torch.without_rows():`",
+        operation=operation,
+    )
 
 
 class _Whole:
@@ -269,12 +297,20 @@ def set_state(container: StepContainer, table: str, saved: PackedTable) -> None:
     if found.state_method and not config.state_method:
         container.set_state(table, saved.array("state"), found.state_method)
     elif (found.state_method, found.state_width) != (config.state_method, config.state_width):
+        remedy = (
+            "Create the Optimizer with the class or method with which they were saved; or load before it "
+            f"is created, and call container.drop_state({table!r}) if the state of another optimizer is "
+            "stored"
+        )
+        if not found.state_method:
+            remedy = (
+                "Load before the Optimizer is created; to copy the rows of an averaged model and keep "
+                "the state, call p.data.copy_(q.data) for the parameters p and q of both models"
+            )
         raise InvalidArgumentError(
             f"table {table!r}: the saved rows have the state of "
             f"{found.state_method or 'no optimizer'}, but are updated by "
-            f"{config.state_method or 'another'}; nothing was loaded. Create the Optimizer with the "
-            "class or method with which they were saved; or load before it is created, and call "
-            f"container.drop_state({table!r}) if the state of another optimizer is stored",
+            f"{config.state_method or 'another'}; nothing was loaded. {remedy}",
             table=table,
         )
 

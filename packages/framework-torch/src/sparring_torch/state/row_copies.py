@@ -1,6 +1,7 @@
 """Copies and pickles of modules with their rows; rows are copied like weights, or shared.
 
-    copy.deepcopy, pickle, torch.save(model)    rows and state are copied, into a container of the copy
+    copy.deepcopy, pickle, torch.save(model)    rows and state are copied, into a container of the copy;
+                                                each rank copies its own, and pickle needs one rank
     copy.deepcopy in `shared_rows`              the copy reads the rows of the original
 
 Modules that share a container also do so in the copy, and a table of several modules is copied once:
@@ -26,6 +27,7 @@ from sparring.adapter import TableGroup
 from sparring.contracts import Storage
 from sparring.errors import UnsupportedError
 from sparring_torch.state import rows_in_state
+from sparring_torch.state.copy_container import CopyContainer
 from sparring_torch.state.packed_rows import gather_table, pack, restore_table, unpack
 from sparring_torch.state.table_names import reserve_table_name
 
@@ -38,7 +40,7 @@ _shares_rows: ContextVar[bool] = ContextVar("shares_rows", default=False)
 def shared_rows() -> Iterator[None]:
     """Makes copies by ``copy.deepcopy`` in this block read the rows of the original.
 
-    For averages of weights, which copy a model::
+    For example, for averages of the ordinary weights only::
 
         with sparring_torch.shared_rows():
             averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=…)
@@ -68,6 +70,15 @@ class CopiedTables(TableGroup):
     # Specific to this object and its container, so a copy creates its own.
     _host: Any
     _path: Any
+    is_copy = False
+    """Whether the tables may be averages of the tables of another model."""
+
+    @property
+    def container(self) -> StepContainer:
+        """See `TableGroup.container`."""
+        if self._container is None and self.is_copy:
+            self.join(CopyContainer())
+        return super().container
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if _shares_rows.get():
@@ -93,6 +104,7 @@ class CopiedTables(TableGroup):
         marks = state.pop("_marks")
         self.__dict__.update(state)
         self._host = self._path = self._container = None
+        self.is_copy = True
         for name in self.table_names:
             reserve_table_name(name, self)
         if marks is not None:
@@ -106,6 +118,7 @@ class SharedTables:
     """Tables of a module for a copy that only reads them."""
 
     has_optimizer = False
+    is_copy = False
 
     def __init__(self, original: CopiedTables) -> None:
         self.original = original
@@ -181,9 +194,8 @@ class _ContainerMark:
         return _CopiedContainer, (settings, container.counters.steps)
 
     def __deepcopy__(self, memo: Any) -> _CopiedContainer:
-        make, arguments = self.__reduce__()
-        copied: _CopiedContainer = make(*arguments)
-        return copied
+        _, (settings, steps) = self.__reduce__()
+        return _CopiedContainer(settings | {"original": self._container()}, steps)
 
 
 class _TableMark:
@@ -193,6 +205,10 @@ class _TableMark:
         self._container, self._name = container, name
 
     def __reduce__(self) -> Any:
+        container = self._container()
+        assert container is not None
+        if container.collective.world_size > 1:
+            _reject(self._name, f"is on {container.collective.world_size} ranks")
         # An array, because the picklers of torch.multiprocessing send a tensor by its file descriptor,
         # which is closed with the tensor before a spawned process has opened it.
         return _CopiedTable, (self._name, self._packed().numpy())
@@ -204,9 +220,6 @@ class _TableMark:
         container, name = self._container(), self._name
         assert container is not None
         container.join_load()
-        world_size = container.collective.world_size
-        if world_size > 1:
-            _reject(name, f"is on {world_size} ranks")
         num_bytes = rows_in_state.count_row_bytes(container, name)
         if num_bytes > rows_in_state.MAX_BYTES:
             _reject(
@@ -224,7 +237,7 @@ class _CopiedContainer:
     """The container of a copy."""
 
     def __init__(self, settings: dict[str, Any], steps: int) -> None:
-        self.container = StepContainer(**settings)
+        self.container = CopyContainer(**settings)
         self.container.state.set_steps(steps)
 
 

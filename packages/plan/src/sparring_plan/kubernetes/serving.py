@@ -94,7 +94,7 @@ def compute_served_bytes(served: str) -> int:
             url=served,
         )
     # Use the order of readers: the last one is the newest.
-    name = max(found, key=lambda each: (found[each].step, each))
+    name = max(found, key=lambda each: (found[each].order, each))
     total, base = 0, found[name]
     while True:
         total += sum(each.size_bytes for each in base.files)

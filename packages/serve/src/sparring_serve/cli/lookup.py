@@ -99,10 +99,13 @@ def lookup(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
 
 
 def _id_of(text: str) -> int:
-    """Converts a word of the command line to an id."""
+    """Converts a word of the command line to an id. An unsigned number of at least 2^63 means the id with
+    the same 64 bits, as for `sparring get`."""
     if re.fullmatch("[+-]?[0-9]+", text) is None:
         return int(hash_strings([text])[0])
     number = int(text)
-    if not -(2**63) <= number < 2**63:
-        raise typer.BadParameter(f"{text} does not fit into 64 bits; an id is an int64")
-    return number
+    if not -(2**63) <= number < 2**64:
+        raise typer.BadParameter(
+            f"{text} does not fit into 64 bits; an id is an int64, or an unsigned number below 2^64"
+        )
+    return number - 2**64 if number >= 2**63 else number

@@ -20,8 +20,9 @@ from sparring_serve.tables.contract import VersionGoneError
 from sparring_serve.wire.fields import MessageError, decode, encode
 from sparring_serve.wire.messages import ModelFileMessage, ReadModelReply, ReadModelRequest
 
-__all__ = ["ModelFiles", "model_steps", "read_file"]
+__all__ = ["ModelFiles", "compared_steps", "model_steps", "read_file"]
 
+_MAX_REMEMBERED = 16
 _PART_BYTES = 1 << 20
 """Maximum size of a part, so that a call occupies a server only for a short time."""
 
@@ -78,6 +79,28 @@ def _files(session: Session, version: str, deadline: float) -> Steps[ModelFiles]
         parameters,
         json.loads(contents.get("preprocessing", b"{}")),
     )
+
+
+def compared_steps(
+    session: Session, version: str, deadline: float
+) -> Steps[tuple[str, ...] | None]:
+    """Reads the tables whose rows the model of a version compares as vectors. It remembers the answers
+    for a few versions.
+
+    Returns:
+        Names of the tables; None if the version contains no model, or an earlier release published it.
+    """
+    if version not in session.compared:
+        listed = yield from _part(session, ReadModelRequest(version=version), deadline)
+        found: dict[str, Any] = {}
+        for each in listed.files:
+            if each.kind == "preprocessing":
+                found = json.loads((yield from read_file(session, each, version, deadline)))
+        tables = found.get("vectors")
+        if len(session.compared) >= _MAX_REMEMBERED:
+            session.compared = {}
+        session.compared[version] = None if tables is None else tuple(map(str, tables))
+    return session.compared[version]
 
 
 def read_file(

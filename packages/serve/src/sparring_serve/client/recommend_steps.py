@@ -14,6 +14,7 @@ from sparring.errors import InvalidArgumentError, UnknownTableError
 from sparring_serve.client.answer import ReplyVersion
 from sparring_serve.client.arguments import check_ids, check_text, check_whole_number
 from sparring_serve.client.failures import ReplicasFailedError
+from sparring_serve.client.model_steps import compared_steps
 from sparring_serve.client.rounds import Rounds, ShardMapMovedError
 from sparring_serve.client.session import MAX_ATTEMPTS, Description, Session, Steps
 from sparring_serve.tables.contract import VersionGoneError
@@ -144,7 +145,10 @@ def _vectors(
                 "keys of one table"
             )
         [of_queries] = given
-        _check_space(wanted.table, of_queries, dims)
+        known = None
+        if version and of_queries in dims and of_queries != wanted.table:
+            known = yield from compared_steps(session, version, deadline)
+        _check_space(wanted.table, of_queries, dims, known)
         seconds = max(deadline - session.clock(), 1e-3)
         answer = yield from session.pull_steps(given, Missing.INITIAL, version, seconds)
         [(table, vectors)] = answer.rows.items()
@@ -177,19 +181,30 @@ _VECTORS = ".vectors"
 """End of the name of a table of vectors that a publisher computed from rows."""
 
 
-def _check_space(table: str, of_queries: str, served: Mapping[str, int]) -> None:
+def _check_space(
+    table: str, of_queries: str, served: Mapping[str, int], known: tuple[str, ...] | None
+) -> None:
     """Raises if rows of a table are inputs of the model, so that products with them mean nothing.
 
     Args:
         table: table whose rows are compared.
         of_queries: table whose rows are the queries.
         served: all tables; the model computes ``item.vectors`` from rows of ``item``.
+        known: tables whose rows the model compares; None if this is unknown.
     """
     computed = {
         each for each in served if each.endswith(_VECTORS) and each.removesuffix(_VECTORS) in served
     }
-    if not computed or table == of_queries or {table, of_queries} <= computed:
+    if table == of_queries or {table, of_queries} <= computed:
         return
+    if not computed:
+        if known is None or {table, of_queries} <= set(known):
+            return
+        raise InvalidArgumentError(
+            f"queries by keys of table {of_queries!r} for table {table!r}: the model of this version "
+            "does not compare their rows, which are its inputs, so these products do not rank; use "
+            "`sparring recommend` with the run, or pass vectors that you compute"
+        )
     rows = table if table not in computed else of_queries
     raise InvalidArgumentError(
         f"queries by keys of table {of_queries!r} for table {table!r}: rows of table {rows!r} are inputs "

@@ -168,6 +168,7 @@ class Session:
         self._description: Description | None = None
         self._last_description: Description | None = None
         self._pin = ""
+        self.compared: dict[str, tuple[str, ...] | None] = {}  # see `compared_steps`
         self.read_newer: WatchedFile[ShardReplicas] | None = None
         """File with the shard map, which may change."""
         self._read_at = clock()
@@ -487,14 +488,13 @@ def _answer(wanted: Sequence[_Wanted], pulled: PullCalls) -> LookupReply:
             if (values := getattr(table, of)) is not None
         }
 
-    versions = sorted(pulled.ages, key=lambda each: each.step)
     stale = spread("stale_seconds")
     ages = [*pulled.ages.values(), *(float(np.nanmax(each)) for each in stale.values())]
     return LookupReply(
         spread("rows"),
         spread("found"),
         spread("status"),
-        tuple(versions),
+        tuple(sorted(pulled.ages, key=lambda each: (-pulled.ages[each], each.step))),
         max(ages, default=0.0),
         stale,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from sparring_packed import WriteOptions
 from sparring_serve.publishing.evaluation import EvaluationCheck, EvaluationReport
 from sparring_serve.publishing.gate_file import read_gate, update_gate, without_pin_of_gate
 from sparring_serve.publishing.model_files import ReadModel
+from sparring_serve.publishing.version_names import next_name, place_version, version_name
 
 __all__ = [
     "GateClosedError",
@@ -115,7 +115,8 @@ def publish_newest(
     """Publishes the newest snapshot of a run, unless it is already published with these data types.
 
     If it is published with other data types, a full serving snapshot is written next to it, with a
-    number after its name; servers that start use that one.
+    number after its name; servers that start use that one. If the folder contains a later step, for
+    example of an earlier run, the new version gets a higher generation, so that it is the newest.
 
     Args:
         run_url: URL of a snapshot, or of a folder of snapshots.
@@ -128,8 +129,8 @@ def publish_newest(
         None if the newest snapshot is already published.
 
     Raises:
-        SnapshotError: There is no snapshot, or it is damaged; or readers would not use it, because the
-            folder contains a higher step.
+        SnapshotError: There is no snapshot, or it is damaged; or it is already published, and a newer
+            version as well.
         UnknownTableError: `quantize` contains a table that is not in the snapshot.
         InvalidArgumentError: A data type is unknown or not supported for the table, or the output is a
             file.
@@ -149,7 +150,7 @@ def publish_newest(
     snapshot = _snapshot_at(run_url)
     existing = _existing(out_url)
     out = os.fspath(out_url).rstrip("/")
-    name, base = snapshot.name, _base(snapshot, existing, options)
+    base = _base(snapshot, existing, options)
     changes = ""
     done = [each for each in existing if existing[each].source.hash == snapshot.manifest_hash]
     if done:
@@ -158,12 +159,12 @@ def publish_newest(
         changes = _dtype_changes(published, quantize)
         if not changes:
             if gate.pin != done[-1]:
-                _check_order(out, snapshot, done[-1], existing)
+                _check_is_newest(out, snapshot, done[-1], existing)
             _finish(out, published)
             return None
-        name = _next_name(snapshot.name, done[-1])
-    _check_order(out, snapshot, name, existing)
+    generation, name = place_version(snapshot, existing)
     write_options = WriteOptions() if read_model is None else read_model(snapshot)
+    write_options = replace(write_options, generation=generation)
     tables = {*snapshot.tables, *write_options.computed}
     quantize = _quantize(snapshot, tables, options.quantize)
     if done:
@@ -198,39 +199,38 @@ def publish_newest(
             "their data types; restart them to use the new one",
             out, done[-1], changes, name,
         )  # fmt: skip
+    if existing and generation > existing[list(existing)[-1]].generation:
+        newest = list(existing)[-1]
+        _log.warning(
+            "%s, step %s, follows %s, step %s, for example of an earlier run, and is the newest version "
+            "now. Servers of releases without generations reject it; update them",
+            url, f"{snapshot.step:,}", newest, f"{existing[newest].step:,}",
+        )  # fmt: skip
     update_gate(out, without_pin_of_gate)
     return PublishResult(written, is_delta, tuple(_retain(out, options)), report)
 
 
-def _check_order(
+def _check_is_newest(
     out: str,
     snapshot: Snapshot,
     name: str,
     existing: Mapping[str, sparring_packed.ServingManifest],
 ) -> None:
-    """Raises if readers, who use the highest step, would not use a serving snapshot of a snapshot.
+    """Raises if servers use another version than the one of a published snapshot.
 
     Args:
         out: folder of serving snapshots.
-        snapshot: the snapshot to publish.
+        snapshot: a published snapshot.
         name: name of its serving snapshot.
         existing: the serving snapshots in the folder, newest last.
     """
-    if not existing:
-        return
     newest = list(existing)[-1]
-    if (existing[newest].step, newest) <= (snapshot.step, name):
+    if newest == name:
         return
-    fix = (
-        f"to go back to it, pin it: sparring publish --pin {name} --output {out}"
-        if name in existing
-        else "publish it to another folder and serve that one, or remove the versions with higher steps "
-        "from this folder first"
-    )
     raise SnapshotError(
-        f"publish: {snapshot.url} has step {snapshot.step:,}, but {out} contains {newest} of step "
-        f"{existing[newest].step:,}, for example of an earlier run, and servers use the highest step; "
-        f"{fix}",
+        f"publish: {snapshot.url}, step {snapshot.step:,}, is already published as {name}, but {out} "
+        f"contains the newer version {newest}, step {existing[newest].step:,}, which servers use; to go "
+        f"back to it, pin it: sparring publish --pin {name} --output {out}",
         url=snapshot.url,
     )
 
@@ -272,8 +272,9 @@ def merge_layers(out_url: str | os.PathLike[str], name: str) -> sparring_packed.
         SnapshotError: A serving snapshot of the chain was removed, or is damaged.
     """
     out = os.fspath(out_url).rstrip("/")
-    source = sparring_packed.read_manifest(f"{out}/{name}").source.name
-    return sparring_packed.merge(f"{out}/{name}", f"{out}/{_next_name(source, name)}")
+    manifest = sparring_packed.read_manifest(f"{out}/{name}")
+    first = version_name(manifest.generation, manifest.source.name)
+    return sparring_packed.merge(f"{out}/{name}", f"{out}/{next_name(first, name)}")
 
 
 def pin(out_url: str | os.PathLike[str], name: str) -> sparring_packed.Gate:
@@ -367,13 +368,6 @@ def _dtype_changes(published: sparring_packed.ServingManifest, quantize: Mapping
     )
 
 
-def _next_name(name: str, last: str) -> str:
-    """Returns the name for publishing a snapshot again. Names of one step sort by age, because
-    readers use the last."""
-    number = re.fullmatch(r"-(\d{3})", last.removeprefix(name))
-    return f"{name}-{int(number[1]) + 1 if number else 2:03d}"
-
-
 def _existing(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.ServingManifest]:
     """Returns the serving snapshots of a folder by name, newest last, in the order of readers."""
     place = open_root(out_url)
@@ -403,7 +397,7 @@ def _existing(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.Serv
             _manifests[url] = identity, found[name]
     for url in _manifests.keys() - read:  # of removed snapshots, and of other folders
         _manifests.pop(url, None)  # Another thread may have deleted it.
-    return dict(sorted(found.items(), key=lambda each: (each[1].step, each[0])))
+    return dict(sorted(found.items(), key=lambda each: (each[1].order, each[0])))
 
 
 def _base(

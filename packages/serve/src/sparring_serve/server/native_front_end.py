@@ -186,7 +186,7 @@ def _initial_values(config: ServingConfig) -> Iterator[tuple[str, bytes]]:
             continue  # not a serving snapshot, or its manifest is damaged
     # After a table was published anew, the newest version wins.
     found = {}
-    for manifest in sorted(manifests, key=lambda each: (each.step, each.published)):
+    for manifest in sorted(manifests, key=lambda each: (each.order, each.published)):
         for table in manifest.tables:
             found[table.name] = encode(initial_values_of(table))
     yield from found.items()

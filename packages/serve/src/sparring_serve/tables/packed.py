@@ -123,13 +123,13 @@ def _open_older(
     open_at: Callable[[str], sparring_packed.PackedTables],
 ) -> sparring_packed.PackedTables | None:
     """Opens the newest intact serving snapshot; returns None if there is none."""
-    steps: list[tuple[int, str]] = []
+    found: list[tuple[tuple[int, int], str]] = []
     for name in names:
         try:
-            steps.append((sparring_packed.read_manifest(f"{folder}/{name}").step, name))
+            found.append((sparring_packed.read_manifest(f"{folder}/{name}").order, name))
         except SparringError:
             continue  # not a serving snapshot, or its manifest is damaged
-    for _, name in sorted(steps, reverse=True):
+    for _, name in sorted(found, reverse=True):
         try:
             return open_at(f"{folder}/{name}")
         except (SnapshotError, InvalidArgumentError) as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparring_serve.client.transport import NO_ANSWER_YET, PROBE_SECONDS, Outcome, Send
+from sparring_serve.model_parts import read_model
 from sparring_serve.parameters.service import ParameterService
 from sparring_serve.recommendation import recommend
 from sparring_serve.service import LookupService
@@ -75,6 +76,8 @@ class FaultyTransport:
             return lookups.scan(send.request, send.timeout_seconds)
         if send.method == "Recommend":
             return recommend(lookups, send.request, send.timeout_seconds)
+        if send.method == "ReadModel":
+            return read_model(lookups, send.request, send.timeout_seconds)
         assert not isinstance(service, LookupService)
         _, answer = service.methods()[send.method]
         return answer(send.request, send.timeout_seconds)

@@ -78,10 +78,8 @@ def _check_exportable(path: str, run: RunConfig) -> None:
     if run.model.loss == "ranking":
         ranking = run.model.ranking(run.data.columns)
         fix = "use `sparring recommend`, for example with --all-users"
-        users = getattr(run.model, "user", ())
         # Otherwise the rows of users are inputs of the model, and not its vectors.
-        is_row = ranking is not None and ranking.rows_are_vectors and ranking.history is None
-        if is_row and len(users) == 1:
+        if ranking is not None and ranking.user_is_row:
             fix += (
                 ", or publish its tables and query a service for the best items: sparring publish"
             )

@@ -168,7 +168,15 @@ def _cut(rows: RawRows, begin: int, end: int) -> RawRows:
     first = max(begin - rows.position, 0)
     count = end - rows.position - first
     columns = {name: each.slice(first, count) for name, each in rows.columns.items()}
-    return RawRows(rows.file, rows.first_row + first, rows.position + first, count, columns)
+    return replace(
+        rows,
+        first_row=rows.first_row + first,
+        position=rows.position + first,
+        num_rows=count,
+        columns=columns,
+        bad=(),
+        index=rows.index + first,
+    )
 
 
 def _select_columns(data: ColumnSettings, columns: Sequence[str]) -> ColumnSettings:

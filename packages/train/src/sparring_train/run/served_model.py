@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import Snapshot, State
+from sparring_train.config.run import RunConfig
 from sparring_train.config.section import Section
 from sparring_train.config.sections.columns import ColumnSettings
 from sparring_train.config.sections.kinds import DataSection
@@ -74,12 +75,25 @@ def _preprocessing(snapshot: Snapshot, manager: PluginManager) -> bytes:
     found = _described.get(key)
     if found is None:
         # Parsing the configuration takes longer than converting a delta.
-        data = read_run_config(snapshot, (), manager).data
-        text = json.dumps(describe_preprocessing(data), indent=1)
+        config = read_run_config(snapshot, (), manager)
+        described = {**describe_preprocessing(config.data), "vectors": _compared_tables(config)}
+        text = json.dumps(described, indent=1)
         found = f"{text}\n".rjust(_LEAST_BYTES).encode()
         _described.clear()  # Another thread may do the same.
         _described[key] = found
     return found
+
+
+def _compared_tables(config: RunConfig) -> list[str]:
+    """Returns the tables whose rows are the vectors of users and items."""
+    schema = config.data.columns
+    ranking = config.model.ranking(schema)
+    if ranking is None or not ranking.user_is_row:
+        return []
+    features = [
+        schema.feature(name) for name in (ranking.user, ranking.item[0]) if name is not None
+    ]
+    return sorted({each.table_name for each in features if each is not None})
 
 
 def torch_parameters(state: State) -> dict[str, npt.NDArray[Any]]:

@@ -159,8 +159,9 @@ class ServedSource(Source):
             except SnapshotError:
                 continue  # Another kind of folder, or a version that is being written.
             is_shown = path.name == Path(self.url).name
-            found.append({"name": path.name, "step": manifest.step, "is_shown": is_shown})
-        return sorted(found, key=lambda each: (each["step"], each["name"]))
+            shown = {"name": path.name, "step": manifest.step, "is_shown": is_shown}
+            found.append((manifest.order, path.name, shown))
+        return [shown for *_, shown in sorted(found, key=lambda each: each[:2])]
 
     def open_version(self, name: str) -> Source:
         if name not in {each["name"] for each in self.versions()}:

@@ -14,6 +14,7 @@ from sparring import latest_snapshot
 from sparring.errors import ConfigError
 from sparring_testing.fixtures.runs import train_run
 from sparring_train.data.lake import table
+from sparring_train.data.table import dataset
 from sparring_train.report.run_data import read_report
 
 from ..table.table_files import click_log
@@ -95,7 +96,7 @@ def test_ranks_read_one_version_and_all_of_them_reject_other_data(
 
     lake.add(LOG.slice(0, 200))
     with monkeypatch.context() as patch:
-        patch.setattr(table, "open_lake", open_after_another_writer)
+        patch.setattr(dataset, "open_lake", open_after_another_writer)
         # A rank that looked for the newest version itself would find version 2.
         assert [each.result().end.extra["data_version"] for each in run()] == [1, 1]
 

@@ -1,4 +1,4 @@
-"""Upgrades stored runs whose kind of data no longer exists to `kind: table`."""
+"""Upgrades the sections of runs that earlier releases stored."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ _PRESETS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 def upgrade_sections(saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the sections of a stored run; data of kind `criteo` or `movielens` get the kind `table`.
+    """Returns the sections of a stored run. Data of kind `criteo` or `movielens` get the kind `table`.
+    Runs that drew test rows by their position continue to do so.
 
     The new section has the same ids, tables, test rows and validation rows.
 
@@ -45,6 +46,8 @@ def upgrade_sections(saved: Mapping[str, Any]) -> Mapping[str, Any]:
         ConfigError: the run had separate files for the test or for validation.
     """
     data = saved.get("data", {})
+    if data.get("kind") == "table" and "draw" not in data:
+        return {**saved, "data": {**data, "draw": "position"}}
     if data.get("kind") not in _PRESETS:
         return saved
     preset, way, example = _PRESETS[data["kind"]]
@@ -63,6 +66,7 @@ def upgrade_sections(saved: Mapping[str, Any]) -> Mapping[str, Any]:
         **preset,
         "split": {way: data["test_fraction"]},
         "batch_size": data["batch_size"],
+        "draw": "position",
     }
     if data.get("validation_fraction") is not None:
         section["validation"] = {way: data["validation_fraction"]}

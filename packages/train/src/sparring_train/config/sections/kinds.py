@@ -50,6 +50,8 @@ class Ranking:
     """Whether the loss is corrected for the frequency of items."""
     rows_are_vectors: bool = True
     """Whether the vector of an item is its row. If not, published versions also contain the vectors."""
+    user_is_row: bool = False
+    """Whether the vector of a user is the row of the user, too."""
     positive: float | None = None
     """Examples with a smaller label are left out of the loss and the test. None uses all examples."""
 

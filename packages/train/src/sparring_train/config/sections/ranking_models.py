@@ -113,13 +113,15 @@ class TwoTowersModel(RankingModel):
 
     def ranking(self, schema: Schema) -> Ranking:
         """Returns a ranking in which the test examples of a user are one query."""
+        are_rows = not self.normalize and not self.layers and len(self.item) == 1
         return Ranking(
             item=self.item,
             user=self.user[0],
             query=self.user[0],
             temperature=self.temperature,
             normalize=self.normalize,
-            rows_are_vectors=not self.normalize and not self.layers and len(self.item) == 1,
+            rows_are_vectors=are_rows,
+            user_is_row=are_rows and len(self.user) == 1,
             log_q=self.log_q,
             positive=self._threshold(schema),
         )

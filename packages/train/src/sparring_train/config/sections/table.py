@@ -30,20 +30,26 @@ class SplitRule(Section):
     """Rule that chooses rows, in one of seven ways."""
 
     fraction: OpenFraction | None = Field(
-        None, description="Fraction of the rows, drawn by `seed` and a row's position in the files."
+        None,
+        description="Fraction of the rows, drawn by `seed`, the file's name and the row's number in it.",
+    )
+    key: Name | None = Field(
+        None,
+        description="With `fraction`: a column whose value draws the row instead, so that all rows of a "
+        "user are in one part.",
     )
     exact_fraction: OpenFraction | None = Field(
         None,
-        description="Exact fraction of the rows, rounded to whole rows and drawn by `seed`. The files "
-        "are read once more to count the rows, which needs 8 bytes of memory per row.",
+        description="Like `fraction`, exactly, rounded to whole rows. The files are read once more, "
+        "which needs 8 bytes of memory per row.",
     )
     time: OpenFraction | None = Field(
         None, description="Fraction of the rows: those with the latest `data.time`."
     )
     time_from: Text | None = Field(
         None,
-        description="Rows with this `data.time` or a later one: `2024-01-31 12:00`, or a number "
-        "if times are numbers.",
+        description="Rows from this `data.time` on: `2024-01-31 12:00`, or a number if times "
+        "are numbers.",
     )
     column: Name | None = Field(None, description="The column whose value chooses rows.")
     files: Name | None = Field(
@@ -59,7 +65,13 @@ class SplitRule(Section):
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns that the rule needs, except `data.time`."""
-        return tuple(name for name in (self.column, self.leave_one_out) if name is not None)
+        names = (self.column, *self.id_columns)
+        return tuple(name for name in names if name is not None)
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        """Columns of ids that the rule needs."""
+        return tuple(name for name in (self.leave_one_out, self.key) if name is not None)
 
     @property
     def list_given_ways(self) -> list[str]:
@@ -185,6 +197,11 @@ class TableData(ColumnSettings):
         None,
         description="Rows that are kept for validation, not for training: `{fraction: 0.1}`; null: none.",
     )
+    draw: Literal["row", "position"] | None = Field(
+        None,
+        description="How `fraction` and `exact_fraction` draw rows: `row`, so that other files move no "
+        "row, or `position` in all files, as earlier releases did. Null: `row`, or as the resumed run.",
+    )
     shuffle: bool = Field(
         True,
         description="Reads the rows of each epoch in a different order, drawn by `seed`. False: in the "
@@ -222,6 +239,12 @@ class TableData(ColumnSettings):
         return self.time
 
     @property
+    def split_columns(self) -> tuple[str, ...]:
+        """Columns that the split and the validation need, except `time`."""
+        rules = (self.split, self.validation)
+        return tuple(name for rule in rules if rule is not None for name in rule.columns)
+
+    @property
     def columns(self) -> Schema:
         schema = super().columns
         if self.history is None:
@@ -255,6 +278,20 @@ def _split_problems(data: TableData) -> Iterator[Problem]:
                 "must contain a single rule",
                 found,
                 "one of fraction, exact_fraction, time, time_from, column, files, leave_one_out",
+            )
+        if ways.key is not None and ways.list_given_ways not in ([], ["fraction"]):
+            yield (
+                key,
+                "has a key, which only fraction uses",
+                ", ".join(ways.list_given_ways),
+                "fraction",
+            )
+        if ways.key in data.lists:
+            yield (
+                key,
+                "requires a key with one id per row, not lists",
+                str(ways.key),
+                "another column",
             )
         if (ways.time is not None or ways.time_from is not None) and data.time is None:
             yield "time", f"is required by data.{key}", "null", "the column of times"

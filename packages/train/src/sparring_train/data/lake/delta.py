@@ -88,6 +88,7 @@ class DeltaLake:
                 system,
                 f"{root}{each.path}",
                 TablePart(schema, each.partition, deleted=self._deleted.get(each.path)),
+                each.path,
             )
             for each in self._entries
         ]

@@ -83,7 +83,7 @@ class IcebergLake:
         schema = self._schema
         arrow = schema_to_pyarrow(schema, include_field_ids=False)
         ids = {field.name: field.field_id for field in schema.fields}
-        files = []
+        files, root = [], f"{self._table.location()}/"
         for task in self._tasks:
             path = task.file.file_path
             if task.file.file_format != FileFormat.PARQUET:
@@ -94,7 +94,7 @@ class IcebergLake:
                 )
             part = TablePart(arrow, self._constants(task.file, arrow), ids, self._deleted(task))
             system, place = self._system(path)
-            files.append(TableFile(path, system, place, part))
+            files.append(TableFile(path, system, place, part, path.removeprefix(root)))
         return ParquetRows(files, columns)
 
     @property

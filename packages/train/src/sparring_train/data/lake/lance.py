@@ -91,14 +91,18 @@ class LanceRows:
             num_rows = fragment.count_rows()
             for group, begin in enumerate(range(0, num_rows, _GROUP_ROWS)):
                 count = min(_GROUP_ROWS, num_rows - begin)
-                self.groups.append(RowGroup(number, group, begin + 1, position, count))
+                self.groups.append(RowGroup(number, group, begin + 1, position, count, begin))
                 position += count
         if not position:
             raise DataError(f"found no row in {url}; choose another table or data.version")
 
     def name_of(self, group: RowGroup) -> str:
         """Returns the URL of the table and the number of the fragment."""
-        return f"{self._url}, fragment {self._fragments[group.file].fragment_id}"
+        return f"{self._url}, {self.key_of(group)}"
+
+    def key_of(self, group: RowGroup) -> str:
+        """Returns the number of the fragment."""
+        return f"fragment {self._fragments[group.file].fragment_id}"
 
     def read(
         self, groups: Iterable[RowGroup], columns: Sequence[str], block_rows: int
@@ -110,7 +114,7 @@ class LanceRows:
         """
         for group in groups:
             fragment, position = self._fragments[group.file], group.position
-            first_row, name = group.first_row, self.name_of(group)
+            first_row, name, key = group.first_row, self.name_of(group), self.key_of(group)
             with translate_lake_errors(self._url, self._table.version):
                 for block in fragment.to_batches(
                     columns=list(columns),
@@ -120,6 +124,14 @@ class LanceRows:
                     batch_readahead=_READ_AHEAD,
                 ):
                     arrays = dict(zip(block.schema.names, block.columns, strict=True))
-                    yield RawRows(name, first_row, position, block.num_rows, arrays)
+                    yield RawRows(
+                        name,
+                        first_row,
+                        position,
+                        block.num_rows,
+                        arrays,
+                        key=key,
+                        index=first_row - 1,
+                    )
                     first_row += block.num_rows
                     position += block.num_rows

@@ -20,7 +20,6 @@ __all__ = [
     "fingerprint_of",
     "is_lake",
     "open_lake",
-    "pin_table",
     "read_lake",
     "translate_lake_errors",
 ]
@@ -143,17 +142,6 @@ def read_lake(data: TableData, path: str, columns: Sequence[str]) -> LakeRows:
         return LakeRows(
             rows, {"data_version": table.version, "data_fingerprint": table.fingerprint}
         )
-
-
-def pin_table(data: TableData, saved: Mapping[str, Any] | None) -> TableData:
-    """Returns the section with the number of the version to read; see `DataDescriptor.pin`."""
-    if not is_lake(data.path):
-        return data
-    version = data.version
-    if version is None and saved is not None:
-        version = saved.get("version")
-    opened = open_lake(data.path, version, data.filter)
-    return data.model_copy(update={"version": str(opened.version)})
 
 
 def fingerprint_of(parts: Iterable[str]) -> str:

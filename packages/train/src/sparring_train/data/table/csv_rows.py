@@ -108,11 +108,20 @@ class CsvRows:
         # An evaluation reads the files while a training is in the middle of them.
         position, broken = 0, BrokenRows()
         for file in self.files:
-            row = 1 + self._num_headers
+            row, first = 1 + self._num_headers, position
             for block in self.blocks(file, list(columns), _BLOCK_BYTES, broken):
                 bad: list[BadValue] = []
                 arrays = {name: self._typed(block.column(name), name, bad) for name in columns}
-                yield RawRows(file.name, row, position, block.num_rows, arrays, bad)
+                yield RawRows(
+                    file.name,
+                    row,
+                    position,
+                    block.num_rows,
+                    arrays,
+                    bad,
+                    key=file.key,
+                    index=position - first,
+                )
                 row += block.num_rows
                 position += block.num_rows
         self.num_broken = broken.count
@@ -214,7 +223,9 @@ class CsvRows:
         if name in self.data.types:
             return self.data.types[name]
         users = None if self.data.history is None else self.data.history.by
-        if name in (*self.data.categorical, self.data.split.leave_one_out, users):
+        rules = [each for each in (self.data.split, self.data.validation) if each is not None]
+        ids = [column for each in rules for column in each.id_columns]
+        if name in (*self.data.categorical, *ids, users):
             if name in self.data.lists and self.data.separator is not None:
                 sample = [part for each in sample for part in each.split(self.data.separator)]
             missing = {*NO_NUMBER.to_pylist(), *self.data.missing_values}
@@ -227,7 +238,7 @@ class CsvRows:
         if name == self.data.label and self.data.label_values:
             return "string"
         is_example = name in (*self.data.numeric, self.data.label, self.data.weight)
-        if name == self.data.split.column and not is_example:
+        if name in [each.column for each in rules] and not is_example:
             return "string"
         return "number"
 

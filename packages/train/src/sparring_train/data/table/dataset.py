@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from sparring.errors import DataError
 from sparring_train.columns import ColumnBatch
 from sparring_train.config.sections.table import HistoryConfig, TableData
 from sparring_train.data.dataset import Dataset, OpenRequest
 from sparring_train.data.file_identities import DATA_FILES, identify_files
-from sparring_train.data.lake.table import is_lake, read_lake
+from sparring_train.data.lake.table import is_lake, open_lake, read_lake
 from sparring_train.data.table.csv_dataset import CsvDataset
 from sparring_train.data.table.csv_rows import CsvRows
 from sparring_train.data.table.decode import SKIP_ADVICE, Decoder
@@ -20,7 +21,7 @@ from sparring_train.data.table.parquet_rows import ParquetRows
 from sparring_train.data.table.row_groups import TableRows
 from sparring_train.data.table.strings import make_string_writer
 
-__all__ = ["open_table", "read_table"]
+__all__ = ["open_table", "pin_table", "read_table"]
 
 _BLOCK_ROWS = 1 << 16
 
@@ -35,7 +36,7 @@ def open_table(data: TableData, request: OpenRequest) -> Dataset:
     label = data.label if request.label is not None else None
     columns = _given(*data.categorical, *data.numeric, label, data.weight)
     users = data.history.by if data.history is not None else None
-    needed = _given(*columns, data.time, users, *data.split.columns)
+    needed = _given(*columns, data.time, users, *data.split_columns)
     if is_lake(data.path):
         lake = read_lake(data, data.path, needed)
         return ParquetDataset(data, request, lake.rows, columns, strings, lake.pinned)
@@ -57,6 +58,21 @@ def open_table(data: TableData, request: OpenRequest) -> Dataset:
     # All ranks read the same rows, so only one needs to store the strings.
     strings = strings if request.rank == 0 else None
     return CsvDataset(data, request, CsvRows(files, data, needed), columns, strings, pinned)
+
+
+def pin_table(data: TableData, saved: Mapping[str, Any] | None) -> TableData:
+    """Returns the section with the way of drawing, and with the number of the version of a table; see
+    `DataDescriptor.pin`."""
+    pinned: dict[str, Any] = {}
+    if data.draw is None:
+        # Releases that drew by position did not store it.
+        pinned["draw"] = "row" if saved is None else saved.get("draw", "position") or "row"
+    if is_lake(data.path):
+        version = data.version
+        if version is None and saved is not None:
+            version = saved.get("version")
+        pinned["version"] = str(open_lake(data.path, version, data.filter).version)
+    return data.model_copy(update=pinned)
 
 
 def read_table(data: TableData, path: str) -> Iterator[ColumnBatch]:

@@ -71,6 +71,10 @@ class RawRows:
     """Name → Arrow array."""
     bad: Sequence[BadValue] = ()
     """Invalid values that the parser found."""
+    key: str = ""
+    """Name of the file in its data set, which is the same if the data set is moved."""
+    index: int = 0
+    """Index of the first row in the file, without deleted rows."""
 
     def __len__(self) -> int:
         return self.num_rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from sparring_train.config.sections.table import LAKES
 __all__ = ["TableFile", "TablePart", "find_files", "is_name_of_table"]
 
 _FIELD_ID = b"PARQUET:field_id"
+_GLOB = re.compile(r"[*?\[]")
 
 _ENDINGS: dict[str, Literal["csv", "parquet"]] = {
     ".parquet": "parquet",
@@ -75,6 +77,8 @@ class TableFile:
     path: str
     part: TablePart | None = None
     """Its part of a table; None: the table has the columns and rows of its files."""
+    key: str = ""
+    """Path below the folder of the data set, which is the same if the folder is moved."""
 
     @property
     def deleted(self) -> npt.NDArray[np.int64] | None:
@@ -121,9 +125,12 @@ def find_files(path: str) -> tuple[TableFile, ...]:
         )
     try:
         system, inner = fsspec.core.url_to_fs(path)
-        if any(mark in inner for mark in "*?["):
+        root = inner.rpartition("/")[0]
+        if _GLOB.search(inner):
+            root = _GLOB.split(inner)[0].rpartition("/")[0]
             found = [name for name in sorted(system.glob(inner)) if not system.isdir(name)]
         elif system.isdir(inner):
+            root = inner.rstrip("/")
             listed = sorted(
                 each["name"] for each in system.ls(inner, detail=True) if each["type"] == "file"
             )
@@ -145,7 +152,10 @@ def find_files(path: str) -> tuple[TableFile, ...]:
             f"{ends}",
             path=path,
         )
-    files = tuple(TableFile(_name(system, each), system, each) for each in found)
+    files = tuple(
+        TableFile(_name(system, each), system, each, key=each[len(root) :].lstrip("/"))
+        for each in found
+    )
     formats = {each.format for each in files}
     if len(formats) > 1 or None in formats:
         odd = next(each for each in files if each.format != files[0].format or not each.format)

@@ -202,7 +202,7 @@ class ParquetDataset:
             if names or seen.columns:
                 rows = self._files.read([group], (*names, *seen.columns), BLOCK_ROWS)
             else:
-                rows = _numbered(self._files.name_of(group), group)
+                rows = _numbered(self._files, group)
             for each in rows:
                 masks = self._split.masks(each)
                 for part, of_part in counts.items():
@@ -221,11 +221,19 @@ class ParquetDataset:
         )
 
 
-def _numbered(name: str, group: RowGroup) -> Iterator[RawRows]:
+def _numbered(files: TableRows, group: RowGroup) -> Iterator[RawRows]:
     """Yields the rows of a group without columns, in blocks, because their number is not trusted."""
+    name, key = files.name_of(group), files.key_of(group)
     for begin in range(0, group.num_rows, BLOCK_ROWS):
         count = min(BLOCK_ROWS, group.num_rows - begin)
-        yield RawRows(name, group.first_row + begin, group.position + begin, count)
+        yield RawRows(
+            name,
+            group.first_row + begin,
+            group.position + begin,
+            count,
+            key=key,
+            index=group.index + begin,
+        )
 
 
 def _part(taker: BlockReader, share: Share, begin: int, end: int) -> list[Piece]:

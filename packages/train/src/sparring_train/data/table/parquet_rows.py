@@ -66,7 +66,7 @@ class ParquetRows:
         self._footers.append(footer)
         stored = [each for each in found.values() if isinstance(each, str)]
         self._dictionaries.append(_dictionary_columns(file, opened, stored))
-        begin = 0
+        begin, first = 0, position
         for group in range(footer.num_row_groups):
             num_rows = footer.row_group(group).num_rows
             if not 0 <= num_rows <= _MAX_GROUP_ROWS:
@@ -78,7 +78,9 @@ class ParquetRows:
             end = begin + num_rows
             count = num_rows - len(_between(file.deleted, begin, end))
             if count:
-                self.groups.append(RowGroup(number, group, begin + 1, position, count))
+                self.groups.append(
+                    RowGroup(number, group, begin + 1, position, count, position - first)
+                )
             begin = end
             position += count
         return position
@@ -91,6 +93,10 @@ class ParquetRows:
     def name_of(self, group: RowGroup) -> str:
         """Returns the name of the file of a row group."""
         return self._files[group.file].name
+
+    def key_of(self, group: RowGroup) -> str:
+        """Returns the path of the file of a row group below the folder of the data set."""
+        return self._files[group.file].key
 
     def read(
         self, groups: Iterable[RowGroup], columns: Sequence[str], block_rows: int
@@ -134,7 +140,10 @@ class ParquetRows:
             }
             for name, value in constants.items():
                 arrays[name] = _repeated(value, block.num_rows)
-            rows = RawRows(file.name, begin + 1, position, block.num_rows, arrays)
+            index = group.index + position - group.position
+            rows = RawRows(
+                file.name, begin + 1, position, block.num_rows, arrays, key=file.key, index=index
+            )
             begin, position = end, position + block.num_rows
             return rows
 

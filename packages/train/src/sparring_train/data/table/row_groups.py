@@ -40,6 +40,8 @@ class RowGroup:
     """Position of its first row in the table."""
     num_rows: int
     """Number of its rows, without those that the table has deleted."""
+    index: int
+    """Index of its first row in the file, without deleted rows."""
 
 
 class TableRows(Protocol):
@@ -50,6 +52,9 @@ class TableRows(Protocol):
 
     def name_of(self, group: RowGroup) -> str:
         """Returns the name of the file of a row group."""
+
+    def key_of(self, group: RowGroup) -> str:
+        """Returns `RawRows.key` of a row group."""
 
     def read(
         self, groups: Iterable[RowGroup], columns: Sequence[str], block_rows: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,12 +134,22 @@ def sample_parquet(files: Sequence[TableFile]) -> Sample:
             listed = " and ".join(f"{kind} in {file}" for kind, file in kinds.items())
             sample.unusable[name] = f"it has {listed}; write all files with one type"
         if name not in sample.unusable:
-            sample.values[name] = _joined([each for _, each in found])
+            try:
+                sample.values[name] = _joined([each for _, each in found])
+            except pyarrow.ArrowInvalid as error:
+                sample.unusable[name] = f"its numbers have no common type: {error}"
     return sample
 
 
 def _joined(parts: list[Any]) -> Any:
     decoded = [each.cast(_plain(each.type)) for each in parts]
+    unsigned = next(
+        (each.type for each in decoded if _element(each.type) == pyarrow.uint64()), None
+    )
+    if unsigned is not None:
+        # Other files may store smaller ids as signed numbers.
+        with suppress(pyarrow.ArrowException):
+            decoded = [each.cast(unsigned) for each in decoded]
     tables = [pyarrow.table({"values": each}) for each in decoded]
     joined = pyarrow.concat_tables(tables, promote_options="permissive")
     return joined.column("values").combine_chunks()
@@ -146,6 +157,10 @@ def _joined(parts: list[Any]) -> Any:
 
 def _plain(kind: Any) -> Any:
     return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def _element(kind: Any) -> Any:
+    return kind.value_type if types.is_list(kind) or types.is_large_list(kind) else kind
 
 
 def find_missing_columns(

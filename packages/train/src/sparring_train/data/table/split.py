@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from pyarrow import types
 
 from sparring.errors import DataError
 from sparring_train.config.sections.table import SplitConfig, TableData, ValidationConfig
-from sparring_train.data.split import Part, uniform_of_rows
+from sparring_train.data.split import Part, seed_of_file, uniform_of_keys, uniform_of_rows
 from sparring_train.data.table.decode import Decoder, RawRows, select_columns
 
 __all__ = ["Split", "make_split", "parse_times"]
@@ -75,7 +75,8 @@ def make_split(data: TableData, seed: int, read: Read) -> Split:
         DataError: a column has no suitable values.
     """
     split = data.split
-    test = _choice(data, split, seed, read) or _ByChance((), 0.0, split.test_fraction, seed)
+    draw = _draw(data, split, seed)
+    test = _choice(data, split, draw, read) or _ByChance(draw, 0.0, split.test_fraction)
     ways = data.validation
     if ways is None:
         return Split(test)
@@ -84,19 +85,20 @@ def make_split(data: TableData, seed: int, read: Read) -> Split:
         needed = tuple(dict.fromkeys((*names, *test.columns)))
         return ((rows, ~test.of(rows)) for rows in read(needed))
 
-    validation = _choice(data, ways, seed, read, others)
+    draw = _draw(data, ways, seed)
+    validation = _choice(data, ways, draw, read, others)
     if validation is None:
         assert ways.fraction is not None
-        # Both rules compare the same random numbers, so their ranges must not overlap.
-        begin = test.end if isinstance(test, _ByChance) else 0.0
-        validation = _ByChance((), begin, begin + ways.fraction * (1 - begin), seed)
+        # If both rules compare the same random numbers, their ranges must not overlap.
+        begin = test.end if isinstance(test, _ByChance) and test.draw == draw else 0.0
+        validation = _ByChance(draw, begin, begin + ways.fraction * (1 - begin))
     return Split(test, validation)
 
 
 def _choice(
     data: TableData,
     ways: SplitConfig | ValidationConfig,
-    seed: int,
+    draw: _Draw,
     read: Read,
     candidates: Candidates | None = None,
 ) -> _Choice | None:
@@ -105,7 +107,7 @@ def _choice(
     Args:
         data: the section of the configuration.
         ways: its key `split` or `validation`.
-        seed: seed of the run.
+        draw: the random number of each row.
         read: reads all rows.
         candidates: reads all rows and the candidates among them; None: all rows are candidates.
     """
@@ -117,7 +119,10 @@ def _choice(
     if ways.files is not None:
         return _ByFile((), ways.files)
     if ways.exact_fraction is not None:
-        return _ByPlace((), _draw_threshold(ways.exact_fraction, data.categorical[0], seed, among))
+        name, part = data.categorical[0], ways.exact_fraction
+        if isinstance(draw, _PositionDraw):
+            return _ByPlace((), _draw_positions(part, name, draw.seed, among))
+        return _ByChance(draw, 0.0, _find_threshold(part, name, draw, among))
     if ways.leave_one_out is not None:
         return _ByPlace((), _find_last_of_each(data, ways.leave_one_out, among))
     if data.time is not None and ways.time_from is not None:
@@ -127,16 +132,80 @@ def _choice(
     return None
 
 
+class _Draw(Protocol):
+    """Random number of each row. Draws are equal if their numbers are."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that the draw needs."""
+
+    def of(self, rows: RawRows) -> npt.NDArray[np.float64]:
+        """Returns numbers in [0, 1), ``(n,)``."""
+
+
+def _draw(data: TableData, ways: SplitConfig | ValidationConfig, seed: int) -> _Draw:
+    if ways.key is not None:
+        return _KeyDraw(seed, ways.key, data)
+    return _PositionDraw(seed) if data.draw == "position" else _RowDraw(seed)
+
+
+@dataclass(frozen=True)
+class _PositionDraw:
+    """By the position in all files: other files move rows between the parts."""
+
+    seed: int
+    columns: tuple[str, ...] = ()
+
+    def of(self, rows: RawRows) -> npt.NDArray[np.float64]:
+        return uniform_of_rows(rows.position, len(rows), seed=self.seed)
+
+
+@dataclass(frozen=True)
+class _RowDraw:
+    """By the name of the file in the data set, and the index in the file."""
+
+    seed: int
+    columns: tuple[str, ...] = ()
+
+    def of(self, rows: RawRows) -> npt.NDArray[np.float64]:
+        return uniform_of_rows(rows.index, len(rows), seed=seed_of_file(self.seed, rows.key))
+
+
+@dataclass(frozen=True)
+class _KeyDraw:
+    """By the id in a column. Rows without an id are drawn one by one."""
+
+    seed: int
+    name: str
+    data: TableData = field(compare=False)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def of(self, rows: RawRows) -> npt.NDArray[np.float64]:
+        # Several threads draw, and a decoder is for one of them.
+        batch, _ = Decoder(select_columns(self.data, categorical=(self.name,)), None).decode(rows)
+        column = batch.ids[self.name]
+        has_key = column.counts.astype(np.bool_)
+        uniform = _RowDraw(self.seed).of(rows)
+        uniform[has_key] = uniform_of_keys(column.ids, seed=self.seed)
+        return uniform
+
+
 @dataclass(frozen=True)
 class _ByChance:
-    columns: tuple[str, ...]
+    draw: _Draw
     begin: float
     end: float
-    """A row is chosen if its random number from `uniform_of_rows` is in ``[begin, end)``."""
-    seed: int
+    """A row is chosen if its random number is in ``[begin, end)``."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.draw.columns
 
     def of(self, rows: RawRows) -> Bools:
-        uniform = uniform_of_rows(rows.position, len(rows), seed=self.seed)
+        uniform = self.draw.of(rows)
         chosen: Bools = (self.begin <= uniform) & (uniform < self.end)
         return chosen
 
@@ -236,7 +305,22 @@ def _quantile(part: float, name: str, among: Candidates) -> float | int:
     return begin
 
 
-def _draw_threshold(part: float, name: str, seed: int, among: Candidates) -> Ids:
+def _find_threshold(part: float, name: str, draw: _Draw, among: Candidates) -> float:
+    """Returns the number below which the random numbers of an exact fraction of the candidates are.
+
+    Args:
+        part: fraction of the candidates.
+        name: a column to read in order to count rows.
+        draw: the random number of each row.
+        among: see `_choice`.
+    """
+    numbers = [draw.of(rows)[is_candidate] for rows, is_candidate in among((name,))]
+    uniform = np.concatenate([np.empty(0), *numbers])
+    count = round(part * len(uniform))
+    return 1.0 if count >= len(uniform) else float(np.partition(uniform, count)[count])
+
+
+def _draw_positions(part: float, name: str, seed: int, among: Candidates) -> Ids:
     """Draws a fraction of the candidates, and returns their positions, sorted.
 
     Args:

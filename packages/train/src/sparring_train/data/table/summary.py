@@ -59,7 +59,7 @@ class ColumnSummary:
     is_list: bool = False
     separator: str | None = None
     type: Literal["string", "unsigned"] | None = None
-    """Type of ids in CSV, if training would not detect it."""
+    """Type of ids, if training would not detect it."""
     is_skewed: bool = False
     """Whether the numbers span several orders of magnitude."""
     unsure: str | None = None
@@ -106,10 +106,15 @@ class TableSummary:
                 _count(each, self.values[each.name])
 
     def choose_types(self, columns: Sequence[ColumnSummary]) -> None:
-        """Sets the type of id columns in CSV if training would not detect it from the first rows."""
+        """Sets the type of id columns that training would not detect: unsigned numbers, and in CSV from
+        the first rows."""
         for each in columns:
             texts = self.sample.texts.get(each.name)
             if texts is None:
+                kind = self.values[each.name].type
+                is_list = types.is_list(kind) or types.is_large_list(kind)
+                if (kind.value_type if is_list else kind) == pyarrow.uint64():
+                    each.type = "unsigned"
                 continue
             if each.name in self.sample.wrong:
                 # Ids may be any text, so a few texts among numbers mean that all are strings.
