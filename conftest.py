@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import runpy
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -74,9 +75,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reports = runpy.run_path(str(ROOT / "tests/museum.py"))["REPORTS"]
+    museum = {test for report in reports for test in report.tests}
     for each in items:
         if each.nodeid.startswith(EXACT):
             each.add_marker("exact")
+        if isinstance(each, pytest.Function):
+            # The last part, because standard tests belong to an installed module.
+            module = each.function.__module__.rpartition(".")[2]
+            if f"{module}::{each.originalname}" in museum:
+                each.add_marker("museum")
 
 
 class Costs:

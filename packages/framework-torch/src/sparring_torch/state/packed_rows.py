@@ -91,6 +91,10 @@ class RowsTensor(Tensor):
 
         return _create_write_items(name, _Whole())
 
+    def new_empty(self, *arguments: Any, **options: Any) -> Any:
+        # Called by `torch.distributed.checkpoint.async_save` to copy the tensor.
+        return super().new_empty(*arguments, **options).as_subclass(RowsTensor)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         plain: Any = self.as_subclass(Tensor)
         return plain.__reduce_ex__(protocol)
