@@ -183,3 +183,19 @@ def test_limits_of_the_planner_are_reported_as_errors_of_arguments(
     )
     with pytest.raises(InvalidArgumentError, match=found):
         planner.plan(bags)
+
+
+def test_a_state_of_several_optimizers_has_no_state_of_its_own(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model = torch.nn.Sequential(Embedding(4, name="items"), torch.nn.Linear(4, 1))
+    dense = torch.optim.Adam(model[1].parameters(), lr=0.1)
+    optimizer = CombinedOptimizer([Optimizer(model, torch.optim.Adam, lr=0.1), dense])
+    with pytest.raises(UnsupportedError, match="the optimizer of the ordinary parameters"):
+        get_state_dict(model, optimizer)
+    with pytest.raises(KeyError):
+        _ = optimizer.state_dict()["other"]
+    assert get_state_dict(model, dense)[1].keys() == {"state", "param_groups"}
+    torch.save(optimizer.state_dict(), tmp_path / "state")
+    assert torch.load(tmp_path / "state").keys() == {"0", "1"}
+    optimizer.load_state_dict(torch.load(tmp_path / "state"))

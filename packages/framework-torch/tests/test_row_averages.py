@@ -184,7 +184,7 @@ def test_an_averaged_model_is_saved_and_resumed() -> None:
         ours.update_parameters(pair.model)
         theirs.update_parameters(pair.dense)
     states = copy.deepcopy((pair.model.state_dict(), ours.state_dict()))
-    # A state with that of an optimizer, as from a release that did not average rows.
+    # A state with optimizer state, as from a release that did not average rows.
     older, started = (
         AveragedModel(each, multi_avg_fn=function) for each in (pair.model, pair.dense)
     )

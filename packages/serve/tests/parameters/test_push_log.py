@@ -135,7 +135,7 @@ def test_a_server_that_restarts_continues_with_an_older_snapshot_that_was_loaded
             service.restart(number)
             assert_same_rows(client, one_process)
             if number == 0:
-                client.save("after", deadline_seconds=60)  # its step is lower than that of before-3
+                client.save("after", deadline_seconds=60)  # before-3 has a higher step
         assert not any(each.changes.shard.lost for each in service.servers)
         client.push(made_gradients(6), deadline_seconds=60)
         client.save("newest", deadline_seconds=60)

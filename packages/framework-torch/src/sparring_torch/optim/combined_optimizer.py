@@ -7,8 +7,9 @@ programs.
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 import torch
 
@@ -64,11 +65,28 @@ class OptimizerOfParts(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Returns the `state_dict` of each part by name."""
         self._write_groups()
-        return {name: part.state_dict() for name, part in self._parts.items()}
+        return _States((name, part.state_dict()) for name, part in self._parts.items())
 
     def __repr__(self) -> str:
         parts = (f"{name}: {part!r}" for name, part in self._parts.items())
         return "\n".join([f"{type(self).__name__} of", *parts])
+
+
+class _States(OrderedDict[str, Any]):
+    """States of the parts. Functions that expect the state of one optimizer get an error."""
+
+    def __missing__(self, key: str) -> NoReturn:
+        if key not in ("state", "param_groups"):
+            raise KeyError(key)
+        raise UnsupportedError(
+            f"found no {key!r} in the state_dict of several optimizers, which has the parts "
+            f"{', '.join(self)}; functions such as torch.distributed.checkpoint.state_dict."
+            "get_state_dict need the optimizer of the ordinary parameters. The rows' optimizer state is "
+            "in the state_dict of the model, and the rest in state_dict() of each optimizer"
+        )
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, (), None, None, iter(self.items())
 
 
 class CombinedOptimizer(OptimizerOfParts):

@@ -34,7 +34,7 @@ class CopyContainer(StepContainer):
         self.successor: CopyContainer | None = None
         """The container that the tables joined when the other model was found on several ranks."""
         self._own: Sequence[Any] = ()
-        """What `close` closes instead of that of the other model."""
+        """What `close` closes, because the container belongs to the other model."""
         if original is None or original.collective.world_size == 1:
             super().__init__(**settings)
             return
