@@ -50,7 +50,7 @@ class Model(nn.Module):
 
 
 def test_each_public_name_of_torchrec_works_or_explains_the_alternative_when_it_is_used() -> None:
-    """The names are those of 1.8.0 and 1.9.2."""
+    """Releases 1.8.0 and 1.9.2 have these names."""
     names, module = {*list_names(), "QuantEmbeddingBagCollection"}, vars(torchrec)
     assert len(names) > 1400
     assert {"EmbeddingBagCollection", "ModelDeltaTracker", "AUCMetric"} <= names

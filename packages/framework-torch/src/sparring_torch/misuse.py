@@ -132,7 +132,7 @@ def reject_same_names(tables: Sequence[str]) -> NoReturn:
     """
     raise InvalidArgumentError(
         f"tables {', '.join(map(repr, tables))}: found two modules with a table of this name, which "
-        "would use the same rows, while those of torch.nn and TorchRec have separate ones. Give one of "
+        "would use the same rows, while modules of torch.nn and TorchRec have separate ones. Give one of "
         "them another name, or create a module with shared=True if both should use the same rows",
         tables=list(tables),
     )

@@ -185,7 +185,7 @@ class KeyedTensor:
     ) -> dict[str, Tensor]:
         """Same as `regroup`, with a name per group.
 
-        `keyed_tensors` and `groups` are those of `regroup`.
+        `keyed_tensors` and `groups` are the arguments of `regroup`.
 
         Args:
             keys: one name per group.

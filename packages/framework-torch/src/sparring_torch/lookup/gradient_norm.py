@@ -40,7 +40,7 @@ class GradientNorm(Tensor):
     Args:
         value: the norm ``(1,)``; a `DTensor` if FSDP2 shards the other gradients.
         source: the gradients.
-        position: position of the norm among those of `source`.
+        position: position among the norms of `source`.
         is_copy: whether changes do not reach the gradients until ``parameter.grad`` is assigned.
     """
 

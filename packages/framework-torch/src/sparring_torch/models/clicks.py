@@ -113,7 +113,7 @@ class DeepFM(nn.Module):
     def logits(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """Returns the logits ``(b, 1)``.
 
-        `dense_features` and `sparse_features` are those of `forward`.
+        `dense_features` and `sparse_features` are the arguments of `forward`.
         """
         dense = self.dense_arch(dense_features)
         embedded = self.sparse_arch(sparse_features).to(dense.dtype)

@@ -269,7 +269,7 @@ class EmbeddingBag(SingleTable):
     ) -> Bags:
         """Returns the bags that `forward` looks up.
 
-        `input`, `offsets` and `per_sample_weights` are those of `forward`.
+        `input`, `offsets` and `per_sample_weights` are the arguments of `forward`.
 
         Raises:
             InvalidArgumentError: see `forward`.

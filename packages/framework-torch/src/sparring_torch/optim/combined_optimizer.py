@@ -201,7 +201,7 @@ class CombinedOptimizer(OptimizerOfParts):
         """Loads the `state_dict` of each part.
 
         Args:
-            state_dict: name → `state_dict` of the part; the names must be those of the parts.
+            state_dict: name → `state_dict` of the part; the names must be the names of the parts.
 
         Raises:
             InvalidArgumentError: the names of the parts differ, and nothing is changed; or a part

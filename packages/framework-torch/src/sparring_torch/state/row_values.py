@@ -465,7 +465,7 @@ def _check_functions(averaged: AveragedModel) -> None:
 
 
 def _check_function(name: str, function: Callable[..., Any]) -> None:
-    """Rejects a function that does not average by a weighted sum; those of torch do."""
+    """Rejects a function that does not average by a weighted sum, unlike torch's functions."""
     if getattr(function, "__module__", "") == AveragedModel.__module__:
         return
     mine, theirs = _Unknown(), _Unknown()

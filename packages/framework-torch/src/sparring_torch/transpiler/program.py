@@ -97,7 +97,7 @@ def distribution_report(
 ) -> DistributionReport:
     """Returns the report on what `distribute` would do with the same arguments.
 
-    `model`, `optimizer`, `semantics`, `keep` and `dense` are those of `distribute`.
+    `model`, `optimizer`, `semantics`, `keep` and `dense` are the arguments of `distribute`.
 
     Raises:
         InvalidArgumentError: see `distribute`.
