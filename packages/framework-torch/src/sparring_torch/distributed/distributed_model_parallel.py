@@ -235,7 +235,7 @@ class DistributedModelParallel(nn.Module):
     ) -> Any:
         """Loads the same state on all ranks; with FSDP2, each rank keeps its shard of it.
 
-        `state_dict`, `strict` and `assign` are the arguments of `torch.nn.Module.load_state_dict`. If FSDP2
+        `state_dict`, `strict` and `assign` are arguments of `torch.nn.Module.load_state_dict`. If FSDP2
         shards the parameters, `state_dict` may contain full ones.
         """
         self._release()
