@@ -273,6 +273,53 @@ def test_a_gradient_that_was_read_too_early_is_not_changed() -> None:
     assert repr(grad).startswith("GradientNorm(")
 
 
+def test_saved_gradients_are_not_assigned() -> None:
+    model = ours()
+    optimizer = Optimizer(model, torch.optim.SGD, lr=0.5)
+    model(BATCHES[0]).backward()
+    anchor: Any = model.users.anchor
+    saved = anchor.grad.clone()
+    anchor.grad = saved * 0.5
+    with pytest.raises(UnsupportedError, match="only the 2-norm is known"):
+        saved.norm(1)
+    optimizer.zero_grad()
+    with pytest.raises(UnsupportedError, match="Call backward"):
+        anchor.grad = saved
+    model(BATCHES[1]).backward()
+    with pytest.raises(UnsupportedError, match="Call backward"):
+        anchor.grad = saved
+
+
+@pytest.mark.parametrize("native", ["sgd", torch.optim.SGD])
+def test_each_group_has_the_gradients_of_its_tables(native: Any) -> None:
+    modules = nn.ModuleList(Embedding(2, name=name, storage="memory") for name in ("one", "two"))
+    before = [each.read_embeddings(IDS[:1]) for each in modules]  # type: ignore[operator]
+    optimizer = Optimizer(modules, native, lr=1.0, tables={"two": {"lr": 0.5}})
+    sum(each(IDS[:1]).sum() for each in modules).backward()  # type: ignore[union-attr]
+    groups = {group["lr"]: group["params"] for group in optimizer.param_groups}
+    for each in groups[0.5]:
+        each.grad = None
+    torch.nn.utils.clip_grad_norm_(groups[1.0], 0.25)
+    optimizer.step()
+    moved = [
+        (each.read_embeddings(IDS[:1]) - old).norm().item()  # type: ignore[operator]
+        for each, old in zip(modules, before, strict=True)
+    ]
+    assert moved == pytest.approx([0.25, 0.0], abs=1e-6)
+
+
+def test_rows_freeze_with_the_parameters_of_their_optimizer() -> None:
+    model = ours()
+    optimizer = Optimizer(model, torch.optim.SGD, lr=0.5)
+    own = [each for group in optimizer.param_groups for each in group["params"]]
+    for each in own:
+        each.requires_grad_(False)
+    assert not model.users(IDS).requires_grad
+    for each in own:
+        each.requires_grad_(True)
+    assert model.users(IDS).requires_grad
+
+
 def test_a_table_of_two_modules_counts_once() -> None:
     first = Embedding(2, name="shared", storage="memory")
     second = Embedding(2, name="shared", storage="memory", shared=True)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch import Embedding
+from sparring_torch import Embedding, Optimizer
 
 from .paired_models import Pair, rows
 
@@ -153,3 +155,47 @@ def test_averages_of_states_raise_with_the_replacement() -> None:
             UnsupportedError, match="averages of two states have no rows; use torch"
         ):
             average()
+
+
+CHANGES_IN_PLACE: dict[str, Callable[[Any], object]] = {
+    "clamp_": lambda p: p.clamp_(-1, 1),
+    "data.clamp_": lambda p: p.data.clamp_(-1, 1),
+    "fill_": lambda p: nn.init.constant_(p, 1.0),
+    "uniform_": nn.init.xavier_uniform_,
+    "zero_": lambda p: p.zero_(),
+    "mul_": lambda p: operator.imul(p, 0.5),
+    "add_": lambda p: operator.iadd(p, 1.0),
+    "__setitem__": lambda p: operator.setitem(p, slice(None), 0),
+    "data.__setitem__": lambda p: operator.setitem(p.data, slice(None), 0),
+    "set_": lambda p: p.set_(torch.ones(2)),
+    "lerp": lambda p: torch.lerp(p.data, p.data, 0.5, out=p.data),
+    "share_memory_": lambda p: p.share_memory_(),
+    "data": lambda p: setattr(p, "data", torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_IN_PLACE.values(), ids=list(CHANGES_IN_PLACE))
+def test_changes_in_place_are_rejected(change: Callable[[Any], object]) -> None:
+    module = Embedding(4, name="items")
+    Optimizer(module, torch.optim.SGD, lr=0.1)
+    copied = copy.deepcopy(module)
+    for parameter in (module.anchor, copied.anchor):
+        with torch.no_grad(), pytest.raises(UnsupportedError):
+            change(parameter)
+
+
+def test_rows_are_not_shared_by_assigning_data() -> None:
+    first, second = (Embedding(4, name=name) for name in ("a", "b"))
+    with pytest.raises(UnsupportedError, match="rows of another module"):
+        first.anchor.data = second.anchor.data
+    first.anchor.data = first.anchor.data
+
+
+def test_rows_stay_with_their_parameter() -> None:
+    module = Embedding(4, name="items")
+    for name in ("weight", "embeddings"):
+        with pytest.raises(AttributeError, match=f"Embedding has no {name}"):
+            setattr(module, name, nn.Parameter(torch.ones(3, 4)))
+    saved = {name: each.detach().clone() for name, each in module.named_parameters()}
+    with pytest.raises(UnsupportedError, match="Call the model itself"):
+        torch.func.functional_call(module, saved, torch.arange(3))

@@ -19,6 +19,9 @@ __all__ = ["GradientNorm", "NormSource"]
 class NormSource(Protocol):
     """The gradients of which a `GradientNorm` is the norm."""
 
+    num_seen: int
+    """Changes with the gradients."""
+
     def is_current(self, norm: GradientNorm) -> bool:
         """Whether changes of `norm` still reach the gradients of the next step."""
 
@@ -48,6 +51,7 @@ class GradientNorm(Tensor):
     source: NormSource
     position: int
     is_copy: bool
+    num_seen: int
 
     def __new__(
         cls, value: Tensor, source: NormSource, position: int, *, is_copy: bool = False
@@ -55,6 +59,7 @@ class GradientNorm(Tensor):
         local = value.to_local() if hasattr(value, "to_local") else value
         made = Tensor._make_subclass(cls, local.detach())
         made.value, made.source, made.position, made.is_copy = value, source, position, is_copy
+        made.num_seen = source.num_seen
         return made
 
     # The base class of tensors declares it as a class method with these parameters.
@@ -170,6 +175,11 @@ def _norm(func: Callable[..., Any], name: str, args: Any, options: Mapping[str, 
         if order == 2:
             return norm.value
         _check_current(norm)
+        if norm.is_copy:
+            raise UnsupportedError(
+                f"{name}: found a copy of the gradient of rows, of which only the 2-norm is known; read "
+                f"parameter.grad again for the norm of order {order:g}"
+            )
         return torch.full_like(norm.value, norm.source.norm_of_order(norm.position, order))
 
     return func(*_replace(args, of_order), **options)

@@ -10,6 +10,8 @@ The norm is a `GradientNorm`, which rejects operations that need the elements.
 Nothing is computed until something reads `Anchor.grad`, for example `torch.nn.utils.clip_grad_norm_`.
 An anchor has no elements, so no optimizer trains it. It is a parameter because functions of torch
 look for gradients and `requires_grad` in parameters.
+
+The file is long because an anchor, its module and its gradients depend on each other.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from sparring.adapter import sum_gradients
 from sparring.contracts import Reduction
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch.lookup.gradient_norm import GradientNorm
-from sparring_torch.state.row_values import RowsValue, rows_of
+from sparring_torch.state.row_values import RowsValue, is_change, is_reference, rows_of
 from sparring_torch.state.sharded_tensors import is_sharded, replicate
 
 __all__ = ["Anchor", "AnchoredModule", "RowGradients", "dense_parameters", "reject_hook"]
@@ -71,8 +73,15 @@ class _Norm(nn.Parameter):
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        if self.gradients is not None and self.gradients.has_pending:
+        self._set_grad(value)
+
+    def _set_grad(self, value: Tensor | None) -> None:
+        if self.gradients is None or (value is not None and not value.numel()):
+            return
+        if self.gradients.has_pending:
             self.gradients.set_norm(self.position, value)
+        elif value is not None:
+            _reject_grad()
 
 
 class Anchor(_Norm):
@@ -117,10 +126,21 @@ class Anchor(_Norm):
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        if isinstance(value, RowsValue):
-            self.detach().copy_(value)
-        else:
+        if not isinstance(value, RowsValue):
+            if value.numel():
+                raise UnsupportedError(
+                    f"data: found a tensor {tuple(value.shape)} for the parameter that represents rows; "
+                    "write rows with StepContainer.assign, or copy them with copy_ from the parameter of "
+                    "another model"
+                )
             Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        elif not is_reference(value):
+            self.detach().copy_(value)
+        elif value.target.identity is not getattr(self.detach(), "target", value.target).identity:
+            raise UnsupportedError(
+                "data: found the rows of another module, which torch would share from now on; copy them "
+                "with parameter.data.copy_(other.data), and swap rows with a copy from other.data.clone()"
+            )
 
     def copy_(self, other: Any, non_blocking: bool = False) -> Any:
         """See `RowsValue`."""
@@ -131,18 +151,6 @@ class Anchor(_Norm):
         """See `RowsValue`."""
         self.detach().lerp_(end, weight)
         return self
-
-    def mul_(self, other: Any) -> Any:
-        """Raises, like all operations in place that are no average."""
-        return self.detach().mul_(other)
-
-    def add_(self, other: Any, *, alpha: Any = 1) -> Any:
-        """Raises, like `mul_`."""
-        return self.detach().add_(other, alpha=alpha)
-
-    def sub_(self, other: Any, *, alpha: Any = 1) -> Any:
-        """Raises, like `mul_`."""
-        return self.detach().sub_(other, alpha=alpha)
 
     @property
     def grad(self) -> Tensor | None:
@@ -161,10 +169,25 @@ class Anchor(_Norm):
     def grad(self, value: Tensor | None) -> None:
         if self.gradients is None or _is_optimizer(_find_reader()):
             return
-        if self.gradients.has_pending:
-            self.gradients.set_norm(self.position, value)
-        elif value is None:
+        if value is None and not self.gradients.has_pending:
             self.gradients.drop(())
+        else:
+            self._set_grad(value)
+
+
+def _change(name: str) -> Any:
+    def change(self: Anchor, *arguments: Any, **named: Any) -> Any:
+        # Directly, because functions of torch.nn.init disable its dispatch for subclasses.
+        function, value = getattr(Tensor, name), self.detach()
+        return RowsValue.__torch_function__(function, (), (value, *arguments), named)
+
+    return change
+
+
+# Like `copy_`; the value raises for operations that are no average.
+for _name in filter(is_change, dir(Tensor)):
+    if _name not in vars(Anchor):
+        setattr(Anchor, _name, _change(_name))
 
 
 class _CopiedAnchor(Anchor):
@@ -204,7 +227,13 @@ class AnchoredModule(nn.Module):
         reads rows, takes no gradients in evaluation mode.
         """
         anchor = self._parameters["anchor"]
+        if anchor is not None and not isinstance(anchor, Anchor):
+            reject_foreign(anchor)
         if anchor is None or not anchor.requires_grad:
+            return False
+        # Frozen through the optimizer's param_groups, as Lightning's toggle_optimizer does.
+        gradients = anchor.gradients
+        if gradients is not None and not gradients.parameters[anchor.position].requires_grad:
             return False
         return self.training or self.has_optimizer
 
@@ -236,6 +265,9 @@ class RowGradients:
     def __init__(
         self, container: StepContainer, anchors: Sequence[Anchor], tables: Sequence[Sequence[str]]
     ) -> None:
+        for each in anchors:
+            if not isinstance(each, Anchor):
+                reject_foreign(each)
         self._container = container
         self._resources = container.resources
         self._anchor_of_table = {
@@ -243,12 +275,18 @@ class RowGradients:
             for position in reversed(range(len(anchors)))
             for name in tables[position]
         }
+        self.tables = [
+            {name for name, own in self._anchor_of_table.items() if own == position}
+            for position in range(len(anchors))
+        ]
+        """Tables of each anchor."""
         self.parameters = [_Norm(requires_grad=True) for _ in anchors]
         """One per anchor, for the optimizer's `param_groups`, where gradient scalers find them."""
         for position, (anchor, own) in enumerate(zip(anchors, self.parameters, strict=True)):
             anchor.gradients = own.gradients = self
             anchor.position = own.position = position
-        self._num_seen = self._resources.num_gradients
+        self.num_seen = self._resources.num_gradients
+        """Number of gradients when norms were computed, or at the last step."""
         self._has_stepped = False
         """Whether a step took gradients and `zero_grad` has not been called since then."""
         self._mesh = next((each.mesh for each in anchors if each.mesh is not None), None)
@@ -258,7 +296,7 @@ class RowGradients:
     @property
     def has_pending(self) -> bool:
         """Whether gradients arrived since the last step, or norms were read and not yet applied."""
-        return bool(self._norms) or self._resources.num_gradients != self._num_seen
+        return bool(self._norms) or self._resources.num_gradients != self.num_seen
 
     @property
     def has_read_norms(self) -> bool:
@@ -267,7 +305,7 @@ class RowGradients:
 
     def is_current(self, norm: GradientNorm) -> bool:
         """Whether changes of a norm that was read still reach the gradients of the next step."""
-        is_fresh = bool(self._norms) and self._resources.num_gradients == self._num_seen
+        is_fresh = bool(self._norms) and self._resources.num_gradients == self.num_seen
         return is_fresh and self._norms[norm.position] is norm
 
     def norm(self, position: int, device: torch.device) -> GradientNorm | None:
@@ -275,7 +313,7 @@ class RowGradients:
 
         It is the same tensor until more gradients arrive. All ranks must call it.
         """
-        if not self._norms or self._resources.num_gradients != self._num_seen:
+        if not self._norms or self._resources.num_gradients != self.num_seen:
             self._compute_norms()
         norm = self._norms[position]
         if norm is None:
@@ -302,6 +340,12 @@ class RowGradients:
                     "the norm; assign a product of parameter.grad with a number, or None"
                 )
             if not self.is_current(value):
+                # The norm of other gradients, such as those of an earlier batch, does not replace them.
+                if (
+                    value.num_seen != self.num_seen
+                    or self.num_seen != self._resources.num_gradients
+                ):
+                    _reject_grad()
                 self.norm(position, value.device)
                 self._norms[position] = GradientNorm(value.value, self, position)
             return
@@ -383,7 +427,7 @@ class RowGradients:
     def forget(self) -> None:
         """Forgets the norms, because a step takes the gradients."""
         self._norms, self._before = [], []
-        self._num_seen = self._resources.num_gradients
+        self.num_seen = self._resources.num_gradients
 
     def _compute_norms(self) -> None:
         """Sums all gradients by key and computes their norms."""
@@ -475,6 +519,29 @@ def _is_optimizer(reader: FrameType) -> bool:
         return True  # faster than reading its local variables
     owner = reader.f_locals.get("self")
     return isinstance(owner, (torch.optim.Optimizer, torch.amp.GradScaler))
+
+
+def _reject_grad() -> NoReturn:
+    raise UnsupportedError(
+        "found a gradient of rows that is not a product of the current parameter.grad with a number; "
+        "saved gradients of rows cannot be assigned, because torch has only their norm. Call backward() "
+        "again for the batches of the step"
+    )
+
+
+def reject_foreign(parameter: object) -> NoReturn:
+    """Raises the error of a module whose anchor was replaced, for example by FSDP2.
+
+    Args:
+        parameter: what was found in its place.
+    """
+    raise UnsupportedError(
+        f"found a {type(parameter).__name__} for the parameter that represents rows: fully_shard or "
+        "functional_call has replaced it, but rows and their gradients stay with the original. Call the "
+        "model itself; for FSDP2, wrap it in sparring_torch.DistributedModelParallel(model, "
+        "dense='fsdp2'), or pass fully_shard the ignored_params "
+        "{p for p in model.parameters() if not p.numel()}"
+    )
 
 
 def reject_hook(name: str, *_: object) -> NoReturn:

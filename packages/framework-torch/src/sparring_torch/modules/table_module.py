@@ -63,6 +63,14 @@ class TableModule(LookupModule, RowsInState):
             )
         return super().__getattr__(name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("weight", "embedding_bags", "embeddings"):
+            raise AttributeError(
+                f"{type(self).__name__} has no {name}, because its tables are not matrices; write rows "
+                "with Embedding.from_pretrained or StepContainer.assign"
+            )
+        super().__setattr__(name, value)
+
     def __prepare_scriptable__(self) -> NoReturn:
         # torch.jit.script calls it for each module.
         misuse.reject_scripting(

@@ -185,8 +185,14 @@ class Optimizer(torch.optim.Optimizer):
             [each.anchor for each in holders],
             [each.agent.table_names for each in holders],
         )
-        # Parameters without elements, so that gradient scalers find the norms of gradients.
-        self.param_groups[0]["params"] += self._row_gradients.parameters
+        # Parameters without elements, so that gradient scalers find the norms of gradients, in the
+        # group of their tables if it is the same for all.
+        tables_of = [each["params"] for each in self._updater.saved_groups()]
+        for norm, own in zip(
+            self._row_gradients.parameters, self._row_gradients.tables, strict=True
+        ):
+            found = [place for place, names in enumerate(tables_of) if not own.isdisjoint(names)]
+            self.param_groups[found[0] if len(found) == 1 else 0]["params"].append(norm)
 
     # -- steps ----------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ The parameter of a module with tables has no elements. Its value therefore is th
 the module, and supports the operations of averages: weighted sums, `clone`, and `copy_` and `lerp_` in
 place. Sums whose weights are ``1 - w`` and ``w`` average the rows (`row_averages`), and a copy of another
 model's rows writes them. Other operations in place raise.
+
+The file is long because operations, sums and averages of rows are one algebra.
 """
 
 from __future__ import annotations
@@ -23,16 +25,19 @@ from torch.optim.swa_utils import AveragedModel
 from sparring import StepContainer
 from sparring.adapter import join_container
 from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_torch.lookup.gradient_norm import GradientNorm
 from sparring_torch.state.copied_rows import copy_rows, read_rows
 from sparring_torch.state.copy_container import CopyContainer, drop_state
 
-__all__ = ["RowsValue", "is_new_average", "prepare_average", "rows_of"]
+__all__ = ["RowsValue", "is_change", "is_new_average", "is_reference", "prepare_average", "rows_of"]
 
 _TOLERANCE = 1e-6
 
 _REMEDY = (
-    "use torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(1 - tau)), whose "
-    "rows are averaged, or target.load_state_dict(model.state_dict()), which copies them"
+    "leave the parameter out with sparring_torch.dense_parameters(model), or set rows with initializer=… "
+    "or StepContainer.assign; for averages, use torch.optim.swa_utils.AveragedModel(model, "
+    "multi_avg_fn=get_ema_multi_avg_fn(1 - tau)), whose rows are averaged, or "
+    "target.load_state_dict(model.state_dict()), which copies them"
 )
 
 
@@ -121,11 +126,21 @@ class RowsValue(Tensor):
         if name.startswith("_foreach_"):
             return _apply_foreach(func, name, args, named)
         known = _OPERATIONS.get(name)
-        if known is not None:
+        if known is not None and "out" not in named:
             result = known(*args, **named)
             if result is not NotImplemented:
                 return result
-        rejected = next((each for each in args if _rejects(each, name)), None)
+        is_mixed = named.get("out") is not None or any(
+            isinstance(each, GradientNorm) for each in args
+        )
+        rejected = next(
+            (
+                each
+                for each in (*args, named.get("out"))
+                if _rejects(each, name) or (is_mixed and isinstance(each, RowsValue))
+            ),
+            None,
+        )
         if rejected is not None:
             _reject(name, rejected)
         with torch._C.DisableTorchFunctionSubclass():
@@ -162,7 +177,7 @@ def _rejects(value: Any, name: str) -> bool:
     if not isinstance(value, RowsValue):
         return False
     is_plain = len(value.terms) == 1 and not isinstance(value.terms[0][1], _Unknown)
-    return name in _CHANGING or not (is_plain or name in _DESCRIBING)
+    return is_change(name) or not (is_plain or name in _DESCRIBING)
 
 
 def _as_value(given: Any) -> Any:
@@ -313,7 +328,24 @@ _DESCRIBING = {
     *("is_complex", "requires_grad_", "storage_offset", "data_ptr"),
 }
 """Operations that do not read elements."""
-_CHANGING = {"mul_", "add_", "sub_", "div_", "lerp_", "copy_", "addcmul_", "addcdiv_"}
+
+
+def is_change(name: str) -> bool:
+    """Returns whether an operation of torch changes its first argument, by its name."""
+    if name.startswith("__"):
+        return name in ("__setitem__", *(f"__i{each}__" for each in _OPERATORS))
+    return name.endswith("_") and not name.startswith("_") and name != "requires_grad_"
+
+
+_OPERATORS = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift"),
+    "rshift",
+)
+
+
+def is_reference(value: RowsValue) -> bool:
+    """Returns whether a value is the current rows of a module, and not a sum or a copy."""
+    return len(value.terms) == 1 and value.terms[0][0] == 1 and value.target is not None
 
 
 def _reject(operation: str, value: RowsValue) -> NoReturn:
