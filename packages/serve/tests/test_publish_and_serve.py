@@ -657,7 +657,7 @@ def test_a_serving_process_keeps_its_pages() -> None:
         "from sparring_serve.server.heap import keep_freed_memory\n"
         "def faults():\n"
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "    for _ in range(50): bytearray(4 << 20)\n"
+        "    for _ in range(50): bytearray(1 << 20)\n"
         "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
         "before = faults(); assert keep_freed_memory(); faults(); after = faults()\n"
         "assert after * 10 < before, (before, after)\n"
