@@ -13,6 +13,7 @@ import xxhash
 import sparring_packed
 from sparring.adapter import open_root, reading
 from sparring.errors import SnapshotError
+from sparring_packed import ModelFile, ServingFile
 
 __all__ = ["note_damage"]
 
@@ -90,8 +91,9 @@ def _check_files(
     is_local = "://" not in place.url
     if not (is_local or hashes):
         return
+    entries: list[ServingFile | ModelFile] = [*manifest.files, *manifest.model]
     with place.open(name) as folder:
-        for entry in (*manifest.files, *manifest.model):
+        for entry in entries:
             path = f"{folder_url}/{entry.name}"
             with reading(folder_url, entry.name), folder.open(entry.name) as file:
                 if file.size_bytes != entry.size_bytes:

@@ -134,7 +134,7 @@ def publish_newest(
         InvalidArgumentError: A data type is unknown or not supported for the table, or the output is a
             file.
         GateClosedError: The gate of the folder is closed.
-        MetricLossError: Quantization makes the metric worse by more than allowed; nothing was published.
+        MetricLossError: A metric is worse than allowed; nothing was published.
     """
     if Path(out_url).is_file():
         raise InvalidArgumentError(
@@ -165,6 +165,11 @@ def publish_newest(
             _finish(out, published)
             return None
     base = _base(out, snapshot, existing, options)
+    report = None
+    if quality is not None:  # before the vectors of items are computed
+        served = existing.get(gate.pin or next(reversed(existing), ""))
+        below = existing.get(done[-1] if done else base or "")
+        report = _measure(quality, snapshot, options.quantize, below, served)
     generation, name = place_version(snapshot, existing, open_root(out).exists)
     write_options = WriteOptions() if read_model is None else read_model(snapshot)
     write_options = replace(write_options, generation=generation)
@@ -174,9 +179,7 @@ def publish_newest(
         # Tables without an entry keep their current data type.
         kept = {each.name: each.dtype for each in existing[done[-1]].tables if each.name in tables}
         quantize = kept | quantize
-    url = f"{out}/{name}"
-    report = _measure(quality, snapshot, quantize, None if base is None else existing[base])
-    written = None
+    url, written = f"{out}/{name}", None
     if base is not None:
         try:
             written = sparring_packed.write(
@@ -205,18 +208,18 @@ def publish_newest(
 
 
 def _measure(
-    quality: EvaluationCheck | None,
+    quality: EvaluationCheck,
     snapshot: Snapshot,
     quantize: Mapping[str, str],
     base: sparring_packed.ServingManifest | None,
-) -> EvaluationReport | None:
-    if quality is None:
-        return None
+    served: sparring_packed.ServingManifest | None,
+) -> EvaluationReport:
     # The tables of a delta have the data types of its base.
     inherited = {} if base is None else {each.name: each.dtype for each in base.tables}
-    chosen = inherited | dict(quantize)
+    every = dict.fromkeys(snapshot.tables, quantize["*"]) if "*" in quantize else {}
+    chosen = {**inherited, **every, **quantize}
     return quality.check(
-        snapshot, {each: chosen[each] for each in snapshot.tables if each in chosen}
+        snapshot, {each: chosen[each] for each in snapshot.tables if each in chosen}, served
     )
 
 
