@@ -145,8 +145,8 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
     not_worse_than_served: Annotated[
         float | None,
         typer.Option(
-            help="How much worse than the served version the first metric may be; otherwise, nothing is "
-            "published."
+            help="How much worse than the served version the first metric may be, in units of the metric; "
+            "otherwise, nothing is published."
         ),
     ] = None,
     metrics_port: Annotated[
