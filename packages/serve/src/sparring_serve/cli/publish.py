@@ -145,14 +145,14 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
     not_worse_than_served: Annotated[
         float | None,
         typer.Option(
-            help="How much worse than the served version the first metric may be, in units of the metric; "
-            "otherwise, nothing is published."
+            help="How much worse than the served version the first metric may be, in units of the "
+            "metric; otherwise, nothing is published."
         ),
     ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option(
-            help="With --watch: port of this machine with metrics for Prometheus; 0: a free one.",
+            help="With --watch: number of the local port with metrics for Prometheus; 0: a free one.",
             min=0,
             max=65535,
         ),
