@@ -35,7 +35,7 @@ from sparring_serve import (
 )
 from sparring_serve.client.transport import Outcome, Send
 from sparring_serve.parameters.push_log import PushLog
-from sparring_serve.parameters.push_log_files import read_partitions
+from sparring_serve.parameters.push_log_files import Base, read_partitions
 from sparring_serve.parameters.push_steps import PushFailedError
 from sparring_serve.parameters.push_window import WIDTH, PushWindows, Token
 from sparring_serve.parameters.service import ParameterService
@@ -465,7 +465,7 @@ def test_pushes_before_a_change_of_replication_are_not_lost_silently(
     lost = []
     for num_shards in (before, after):
         log = PushLog(tmp_path, 0, num_shards, 1 << 20, 0.0)
-        lost.append(log.resume("", lambda _: None).lost)
+        lost.append(log.resume(Base(""), lambda _: None).lost)
         log.append(b"push")
         log.close()
     assert not lost[0]
