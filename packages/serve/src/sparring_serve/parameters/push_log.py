@@ -14,7 +14,6 @@ import fcntl
 import json
 import logging
 import os
-import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sparring.errors import StorageIOError
+from sparring_serve.parameters.incarnations import new_incarnation
 from sparring_serve.parameters.push_log_files import (
     MAGIC,
     Base,
@@ -45,7 +45,6 @@ __all__ = [
     "LogStart",
     "PushLog",
     "ResumeResult",
-    "new_incarnation",
 ]
 
 _log = logging.getLogger(__name__)
@@ -69,10 +68,6 @@ class LogStart:
     position: int
 
 
-def new_incarnation() -> int:
-    return secrets.randbits(62) + 1
-
-
 class PushLog:
     """Log of one shard. The owner serializes all calls, so that records have the order of the queue.
 
@@ -93,7 +88,8 @@ class PushLog:
         self.folder, self._shard, self._num_shards = folder, shard, num_shards
         self._max_bytes, self._sync_seconds = max_bytes, sync_milliseconds / 1000
         self._stem = stem_of(shard, num_shards)
-        self.incarnation = 0
+        self.incarnation = new_incarnation()
+        """Incarnation of the rows; at the start, the one to use if the log does not continue another."""
         self.gap = ""
         """Reason why pushes are not logged; empty if they are."""
         self.num_bytes = 0
@@ -179,7 +175,8 @@ class PushLog:
                 num_pushes = replay(own[begin:], apply, change)
                 lost = self._missing(own[begin:])
             is_complete = bool(own) and begin is not None and not lost
-            self.incarnation = own[-1].header["incarnation"] if is_complete else new_incarnation()
+            if is_complete:
+                self.incarnation = own[-1].header["incarnation"]
             if own and begin is not None:
                 last = own[-1]
                 self._segments = own[begin:]

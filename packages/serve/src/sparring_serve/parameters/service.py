@@ -26,8 +26,9 @@ from sparring.contracts import HyperParameters
 from sparring.errors import InvalidArgumentError, SnapshotError, SparringError, StorageIOError
 from sparring_serve.client.transport import Transport
 from sparring_serve.declaration import TableDeclaration
+from sparring_serve.parameters.incarnations import has_earlier_pushes, new_incarnation
 from sparring_serve.parameters.push_failures import PushFailures
-from sparring_serve.parameters.push_log import PushLog, new_incarnation
+from sparring_serve.parameters.push_log import PushLog
 from sparring_serve.parameters.push_log_files import Base, RecordKind
 from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_window import WIDTH, Token, Verdict
@@ -119,6 +120,7 @@ class ParameterService:
                 config.push_log_bytes,
                 config.push_log_sync_milliseconds,
             )
+            log.incarnation = shard.incarnation
             try:
                 # Rows in a persistent storage may already contain the logged pushes.
                 base = shard.base_of(shard.began_with)
@@ -363,7 +365,8 @@ class ParameterService:
 
     def _note_incarnation(self, request: PushRequest) -> None:
         shard = self.shard
-        if request.incarnation not in (0, shard.incarnation):
+        is_known = request.incarnation in (0, shard.incarnation)
+        if not is_known and has_earlier_pushes(shard.incarnation):
             shard.note_loss(
                 f"this server restarted and does not have all acknowledged pushes of client "
                 f"{request.client}"

@@ -39,7 +39,7 @@ from sparring.errors import (
     UnsupportedError,
 )
 from sparring_serve.declaration import ParametersConfig
-from sparring_serve.parameters.push_log import new_incarnation
+from sparring_serve.parameters.incarnations import new_incarnation
 from sparring_serve.parameters.push_log_files import STATE, Base, find_base
 from sparring_serve.parameters.push_window import PushWindows, Token, Verdict
 from sparring_serve.parameters.saved_methods import read_method_steps
@@ -105,7 +105,8 @@ class ParameterShard:
         """Number of pushes that the engine does not count, because only some tables of a snapshot
         were loaded."""
         self.windows = PushWindows(config.max_clients)
-        self.incarnation = new_incarnation()
+        has_partitions = bool((position.shards.owners == position.shard).any())
+        self.incarnation = new_incarnation(has_partitions=has_partitions)
         self.began_with = ""
         """URL of the snapshot that the server started with; empty if it started without rows."""
         self.not_fresh = ""
