@@ -234,3 +234,21 @@ def test_the_native_server_ends_on_sigterm_while_it_loads(folder: Folder) -> Non
         assert process.stderr is not None
         assert "the server has ended while it was loading tables" in process.stderr.read()
         os.close(descriptor)
+
+
+def test_versions_that_are_symbolic_links_are_not_served(serve: Serve, folder: Folder) -> None:
+    elsewhere = folder.publish(2).rename(folder.path / "elsewhere")
+    link = Path(folder.served, "step-2")
+    link.symlink_to(elsewhere)
+    server = serve()
+    assert read_metrics(server)["version_step"] == 1
+    link.rename(Path(folder.served, "step-9"))
+    assert not server.refresh().is_new
+    # A delta over a link is damaged.
+    folder.publish(3)
+    folder.publish(4, base=3)
+    base = Path(folder.served, "step-3")
+    base.rename(folder.path / "base")
+    base.symlink_to(folder.path / "base")
+    assert "symbolic link" in server.refresh().refused
+    assert read_metrics(server)["version_step"] == 1

@@ -158,6 +158,13 @@ class Methods:
         return encode(self.service.describe())
 
     def refresh(self, content: bytes, context: Any) -> bytes:
+        if self.changes is not None:
+            raise StatusError(
+                Status.UNIMPLEMENTED,
+                "Refresh: this server has the role parameters, whose rows have no versions to switch "
+                "to; call servers of the role inference",
+                reason="role_parameters",
+            )
         decode_request(RefreshRequest, content)
         self.service.check_deadline(context.time_remaining())
         try:
