@@ -61,7 +61,7 @@ class Service:
             found = client.pull({"item": IDS}).rows["item"]
             assert np.unique(found).tolist() == [pushes]
         assert [each.changes.shard.lost for each in self.servers] == ["", ""]
-        self.save(f"checked-{self.servers[0].port}")
+        self.save(f"checked-{self.servers[0].port}-{pushes}")
 
 
 def copy(source: str, target: str) -> None:
