@@ -189,6 +189,10 @@ def test_the_configuration_chooses_the_server(
     assert started[:1] == ([] if expected == "error" else [expected])
     has_reason = "answers calls: this installation" in caplog.text
     assert has_reason is (chosen == "auto" and not is_built)
+    assert ("apt install libgrpc++-dev" in caplog.text) is has_reason
+    names = {"native": "the native server", "python": "the server in Python"}
+    if expected != "error":
+        assert caplog.text.count(f"{names[expected]} answers calls: ") == 1
 
 
 @pytest.mark.skipif(not native_front_end.EXECUTABLE.exists(), reason="no native server was built")
