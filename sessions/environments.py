@@ -165,18 +165,23 @@ def available_packages(session: nox.Session, *packages: str) -> list[str]:
     return [package for package in packages if package not in missing]
 
 
+def missing_native_server() -> list[str]:
+    """Returns a line with the fix if system packages of the native server are missing."""
+    optional = [name for file, name in OPTIONAL_SYSTEM_PACKAGES.items() if not Path(file).exists()]
+    if not optional:
+        return []
+    return [
+        "sparring-serve is built without its native server, so the server in Python answers calls, with "
+        f"several times the processor time; to build it: sudo apt install {' '.join(optional)}"
+    ]
+
+
 def missing_programs(session: nox.Session) -> list[str]:
     """Returns a line with the fix for each optional system package that is missing, and logs the lines.
 
     If a program is missing, the tests that need it are skipped with a message.
     """
-    optional = [name for file, name in OPTIONAL_SYSTEM_PACKAGES.items() if not Path(file).exists()]
-    lines = []
-    if optional:
-        lines.append(
-            "the native server of sparring-serve is not built, and its tests are skipped; to build it: "
-            f"sudo apt install {' '.join(optional)}"
-        )
+    lines = missing_native_server()
     for program, name in TEST_PROGRAMS.items():
         if shutil.which(program) is None:
             lines.append(

@@ -22,6 +22,7 @@ from sessions.environments import (
     has_gpu,
     install_made,
     install_optional_packages,
+    missing_native_server,
     system_packages,
     wheel_of,
 )
@@ -137,3 +138,6 @@ def install(session: nox.Session) -> None:
     for options in ((), ("--force-reinstall", "--no-deps")):
         # Twice, because the version stays the same while the checkout changes.
         session.run(python, "-m", "pip", "install", "--quiet", *options, *made, external=True)
+    if "serve" in packages:
+        for line in missing_native_server():
+            session.warn(line)

@@ -86,6 +86,9 @@ def test_doctor_reports_versions_machine_and_plugins(run: RunCommand) -> None:
     assert found["machine"]["memory_bytes"] >= found["machine"]["available_bytes"] > 0
     assert "acme" in {each["name"] for each in found["plugins"]["registered"]}
     assert bool(found["gpus"]["devices"]) != bool(found["gpus"]["reason"])
+    assert found["lookup_server"] is None or found["lookup_server"].startswith(
+        ("native", "python, ")
+    )
     text = run("doctor").out
     for part in ("versions", "native library", "SIMD", "machine", "plugins", "GiB available"):
         assert part in text

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 from pathlib import Path
 
-from sparring_cli.machine import inspect_machine
+import pytest
+
+from sparring_cli.machine import inspect_lookup_server, inspect_machine
 
 CPU = "processor\t: 0\nmodel name\t: A Processor\nflags\t\t: fpu sse4_2 avx2 fma avx512f\n"
 MEMORY = "MemTotal: 2048 kB\nMemAvailable: 1024 kB\nHugePages_Total:       3\n"
@@ -54,3 +57,24 @@ def test_values_that_a_system_does_not_report_are_unknown(tmp_path: Path) -> Non
     assert machine.memory_bytes is None
     assert machine.transparent_huge_pages is None
     assert machine.huge_pages is None
+
+
+def test_the_lookup_server_is_native_only_if_it_was_built_and_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "sparring_serve/__init__.py"
+    spec = importlib.machinery.ModuleSpec("sparring_serve", None, origin=str(package))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert inspect_lookup_server() is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: spec)
+    found = inspect_lookup_server()
+    assert found is not None
+    assert found.startswith("python, because the native server was not built")
+    assert "apt install libgrpc++-dev" in found
+    program = package.parent / "bin/sparring-serve-native"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho no libgrpc >&2; exit 127\n")
+    program.chmod(0o755)
+    assert inspect_lookup_server() == "python, because the native server cannot start: no libgrpc"
+    program.write_text("#!/bin/sh\n")
+    assert inspect_lookup_server() == "native"

@@ -82,6 +82,18 @@ REQUESTS: list[tuple[str, Any]] = [
     (f"{SERVICE}/Pull", pull(("item", []), ("user", [1]))),
     (f"{SERVICE}/Pull", pull(("item", range(-5000, 6000)))),
     (f"{SERVICE}/Pull", encode(pull(("item", [3]))) + b"\x7a\x03new"),
+    *(
+        (f"{SERVICE}/Pull", encode(pull(("item", [3]))) + fields)
+        for fields in (
+            b"\x3a\x02\xff\xff",  # a request_id that is not UTF-8
+            b"\x3a\x81\x20" + b"i" * 4097,  # one that is too long
+            b"\x38\x01",  # one that is a number
+            b"\x42\x04\x0a\x02\xff\xff",  # a column of a sample whose name is not UTF-8
+            b"\x42\x02\x10\x01",  # one whose ids are a number
+            b"\x42\x03\x0a\x09x",  # one that ends early
+            b"\x4a\x01e",  # an epoch that is a text
+        )
+    ),
     *((f"{SERVICE}/Pull", pull(("i" * size, MIXED))) for size in (0, 1, 4097)),
     (f"{SERVICE}/Pull", pull(("itm", [1]))),
     (f"{SERVICE}/Pull", pull(("item", [1]), ("item", [2]))),

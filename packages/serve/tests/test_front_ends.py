@@ -189,6 +189,10 @@ def test_the_configuration_chooses_the_server(
     assert started[:1] == ([] if expected == "error" else [expected])
     has_reason = "answers calls: this installation" in caplog.text
     assert has_reason is (chosen == "auto" and not is_built)
+    assert ("apt install libgrpc++-dev" in caplog.text) is has_reason
+    names = {"native": "the native server", "python": "the server in Python"}
+    if expected != "error":
+        assert caplog.text.count(f"{names[expected]} answers calls: ") == 1
 
 
 @pytest.mark.skipif(not native_front_end.EXECUTABLE.exists(), reason="no native server was built")
@@ -234,3 +238,21 @@ def test_the_native_server_ends_on_sigterm_while_it_loads(folder: Folder) -> Non
         assert process.stderr is not None
         assert "the server has ended while it was loading tables" in process.stderr.read()
         os.close(descriptor)
+
+
+def test_versions_that_are_symbolic_links_are_not_served(serve: Serve, folder: Folder) -> None:
+    elsewhere = folder.publish(2).rename(folder.path / "elsewhere")
+    link = Path(folder.served, "step-2")
+    link.symlink_to(elsewhere)
+    server = serve()
+    assert read_metrics(server)["version_step"] == 1
+    link.rename(Path(folder.served, "step-9"))
+    assert not server.refresh().is_new
+    # A delta over a link is damaged.
+    folder.publish(3)
+    folder.publish(4, base=3)
+    base = Path(folder.served, "step-3")
+    base.rename(folder.path / "base")
+    base.symlink_to(folder.path / "base")
+    assert "symbolic link" in server.refresh().refused
+    assert read_metrics(server)["version_step"] == 1

@@ -46,7 +46,8 @@ def test_pins_select_the_served_version_and_are_kept(
     run.publish(keep=2)
     with serve_here(run) as server, LookupClient(server.address, LONG) as client:
         assert main(["publish", "--pin", "step-002", "--output", run.out]) == 0
-        assert f"{run.out}: the gate is open, and servers use step-002" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert out == f"{run.out}: pinned; servers use step-002, until --unpin\n"
         for _ in range(3):
             run.save()
             run.publish(keep=2)
@@ -218,3 +219,23 @@ def test_a_version_of_a_dropped_step_is_not_pinned(run: Run) -> None:
         run.publish(keep=9)
     assert close_gate(run.out, "bad", 3).pin == "step-003"
     assert close_gate(run.out, "bad", 3, [range(2, 4)]).pin == "step-001"
+
+
+def test_the_pin_and_the_gate_are_shown_separately(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.save()
+    run.publish()
+    sparring_packed.write_gate(run.out, sparring_packed.Gate(True, "labels inverted"))
+    assert main(["publish", "--pin", "step-001", "--output", run.out]) == 0
+    pinned, gate = capsys.readouterr().out.splitlines()
+    assert pinned == f"{run.out}: pinned; servers use step-001, until --unpin"
+    assert gate.startswith("the gate is closed (labels inverted): nothing is published")
+    assert main(["publish", "--unpin", "--output", run.out]) == 0
+    pinned, gate = capsys.readouterr().out.splitlines()
+    assert pinned == f"{run.out}: no pin; servers use the newest version"
+    assert gate == "the gate was closed, and is open now: newer versions are published"
+    assert main(["publish", "--unpin", "--output", run.out]) == 0
+    assert "the gate" not in capsys.readouterr().out
+    assert main(["publish", run.url, "--output", run.out, "--metrics-port", "0"]) == 2
+    assert "--metrics-port 0 requires --watch" in capsys.readouterr().err

@@ -43,7 +43,7 @@ from sparring_serve import (
     ShardReplicas,
 )
 from sparring_serve.client.circuit_breaker import CIRCUIT_SECONDS
-from sparring_serve.publishing import publisher
+from sparring_serve.publishing import version_list
 from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
 from sparring_serve.tables.contract import VersionGoneError
 from sparring_serve.wire.fields import decode, encode
@@ -380,7 +380,7 @@ def test_published_snapshots_are_removed_when_newer_ones_arrive(run: Run) -> Non
     assert kinds == [True, True, False, True, True]
     # Each version with its base, the newest first.
     assert removed == ["step-003", "step-002", "step-001"]
-    assert set() < {Path(each).name for each in publisher._manifests} <= set(names)
+    assert set() < {Path(each).name for each in version_list._manifests} <= set(names)
 
 
 def test_a_full_snapshot_is_due_when_deltas_have_grown(run: Run) -> None:
@@ -657,7 +657,7 @@ def test_a_serving_process_keeps_its_pages() -> None:
         "from sparring_serve.server.heap import keep_freed_memory\n"
         "def faults():\n"
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "    for _ in range(50): bytearray(4 << 20)\n"
+        "    for _ in range(50): bytearray(1 << 20)\n"
         "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
         "before = faults(); assert keep_freed_memory(); faults(); after = faults()\n"
         "assert after * 10 < before, (before, after)\n"

@@ -6,14 +6,23 @@ report are None.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["Machine", "Native", "inspect_machine", "inspect_native", "list_installed_versions"]
+__all__ = [
+    "Machine",
+    "Native",
+    "inspect_lookup_server",
+    "inspect_machine",
+    "inspect_native",
+    "list_installed_versions",
+]
 
 _FEATURES = (
     "sse4_2",
@@ -96,6 +105,24 @@ def inspect_native() -> Native:
     from sparring.adapter import num_threads, simd_level
 
     return Native(simd_level(), num_threads())
+
+
+def inspect_lookup_server() -> str | None:
+    """Returns which server `sparring serve` starts for serving snapshots, and why; None without
+    sparring-serve."""
+    package = importlib.util.find_spec("sparring_serve")
+    if package is None or package.origin is None:
+        return None
+    executable = Path(package.origin).parent / "bin/sparring-serve-native"
+    if not executable.exists():
+        return (
+            "python, because the native server was not built; run: sudo apt install libgrpc++-dev "
+            "pkg-config, and install sparring-serve again"
+        )
+    checked = subprocess.run([executable, "--check"], capture_output=True, text=True, check=False)
+    if checked.returncode:
+        return f"python, because the native server cannot start: {checked.stderr.strip()}"
+    return "native"
 
 
 def list_installed_versions() -> dict[str, str | None]:

@@ -50,12 +50,23 @@ uint64_t length_of(int descriptor, const std::string& what) {
   return static_cast<uint64_t>(found.st_size);
 }
 
+bool is_link(int folder, const std::string& name) {
+  struct stat found;
+  return ::fstatat(folder, name.c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(found.st_mode);
+}
+
 }  // namespace
 
 Folder::Folder(const std::string& path)
     : path_(path),
-      descriptor_(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
-  if (descriptor_ < 0) refuse_io("folder " + path);
+      descriptor_(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)) {
+  if (descriptor_ >= 0) return;
+  const int error = errno;
+  if (is_link(AT_FDCWD, path)) {
+    refuse("folder " + path + " is a symbolic link, which is not followed; copy the folder");
+  }
+  errno = error;
+  refuse_io("folder " + path);
 }
 
 Folder::~Folder() { ::close(descriptor_); }
@@ -91,7 +102,7 @@ std::vector<std::string> Folder::committed() const {
   while (const dirent* entry = ::readdir(stream)) {
     const std::string name = entry->d_name;
     struct stat found;
-    if (name[0] != '.' &&
+    if (name[0] != '.' && !is_link(descriptor_, name) &&
         ::fstatat(descriptor_, (name + "/" + kManifestName).c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0) {
       names.push_back(name);
     }

@@ -12,7 +12,7 @@ namespace sparring::packed {
 // outside of it is opened.
 class Folder {
  public:
-  // Throws StatusError(SPARRING_IO) if it cannot be opened.
+  // Throws StatusError: SPARRING_IO if it cannot be opened, SPARRING_CORRUPT if it is a symbolic link.
   explicit Folder(const std::string& path);
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
@@ -25,7 +25,7 @@ class Folder {
   // SPARRING_CORRUPT if it is longer than `most` bytes.
   std::string read(const std::string& name, uint64_t most) const;
 
-  // Returns the folders in this one that have a manifest and are not staging folders.
+  // Returns the folders in this one that have a manifest and are neither staging folders nor links.
   std::vector<std::string> committed() const;
 
  private:

@@ -96,7 +96,8 @@ Found newest(const std::string& path) {
   if (damaged > best.path) throw StatusError(SPARRING_CORRUPT, damage);
   if (best.path.empty()) {
     throw StatusError(SPARRING_IO, "folder " + path + " has no serving snapshot; write one with "
-                                                      "sparring_packed.write or sparring publish");
+                                                      "sparring_packed.write or sparring publish "
+                                                      "(symbolic links to versions are not followed)");
   }
   return best;
 }

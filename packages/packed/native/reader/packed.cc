@@ -401,7 +401,7 @@ SparringStatus sparring_packed_refresh(SparringPacked* packed, SparringPackedRef
 SparringStatus sparring_packed_gate(SparringPackedGate* arguments) {
   return guard(arguments, [&] {
     check_given(arguments->path != nullptr, "path");
-    const Gate gate = read_gate(Folder(arguments->path));
+    const Gate gate = read_gate(Folder(std::string(arguments->path) + "/."));
     arguments->exists = gate.exists ? 1 : 0;
     arguments->is_closed = gate.is_closed ? 1 : 0;
     arguments->since = gate.since;

@@ -61,19 +61,6 @@ Call::Call(const CallEnvironment& environment, const Method* method,
     end(StatusCode::UNIMPLEMENTED, "Method not found!");
     return;
   }
-  CallLane& lane = method_->role == Role::kNone ? environment_.probes : environment_.calls;
-  if (!lane.enter()) {
-    const StatusError error(
-        StatusCode::RESOURCE_EXHAUSTED,
-        name_ + ": this server already answers or queues " + std::to_string(lane.max_calls) +
-            " calls (16 per thread of server.threads); use another replica, retry later, or increase "
-            "server.threads",
-        "calls");
-    count(error);
-    end(error.code, error.what());
-    return;
-  }
-  lane_ = &lane;
   try {
     check_caller();
     if (method_->needs_deadline) environment_.service.check_deadline(remaining_seconds());
@@ -83,6 +70,23 @@ Call::Call(const CallEnvironment& environment, const Method* method,
     return;
   }
   wait_for_message();
+}
+
+bool Call::enter_lane() {
+  CallLane& lane = is_probe() ? environment_.probes : environment_.calls;
+  if (lane.enter()) {
+    lane_ = &lane;
+    return true;
+  }
+  const StatusError error(
+      StatusCode::RESOURCE_EXHAUSTED,
+      name_ + ": this server already answers or queues " + std::to_string(lane.max_calls) +
+          " calls (16 per thread of server.threads); use another replica, retry later, or increase "
+          "server.threads",
+      "calls");
+  count(error);
+  refuse(error);
+  return false;
 }
 
 Call::~Call() {
@@ -122,9 +126,8 @@ double Call::remaining_seconds() const {
 
 void Call::wait_for_message() {
   if (!method_->needs_deadline) {
-    const double seconds = method_->role == Role::kNone
-                               ? kProbeMessageSeconds
-                               : environment_.service.settings().max_deadline_seconds;
+    const double seconds =
+        is_probe() ? kProbeMessageSeconds : environment_.service.settings().max_deadline_seconds;
     num_references_ = 2;
     // The alarm may ring while the call ends, after which `context_` is gone.
     cancelled_by_alarm_ = context_->c_call();
@@ -143,12 +146,14 @@ void Call::wait_for_message() {
       release();
     });
   }
+  silent().enter(context_->peer(), context_->c_call(), silent_place_);
   const Handoff handoff(this);
   StartRead(&request_);
 }
 
 void Call::OnReadDone(bool ok) {
   receive(this);
+  silent().leave(silent_place_);
   if (alarm_ != nullptr) alarm_->Cancel();
   begin_ = LookupService::Clock::now();
   if (!ok) {
@@ -164,6 +169,7 @@ void Call::OnReadDone(bool ok) {
     refuse(error);
     return;
   }
+  if (!enter_lane()) return;
   if (!request_.TrySingleSlice(&request_bytes_).ok() &&
       !request_.DumpToSingleSlice(&request_bytes_).ok()) {
     refuse(StatusError(StatusCode::INVALID_ARGUMENT, name_ + ": the message cannot be read; send it again",

@@ -1,8 +1,8 @@
 // One call on a port.
 //
 // gRPC creates it when the headers of the call have arrived. It checks the token and the deadline at
-// once, and then waits for the message without occupying a thread. A method that accepts calls without
-// a deadline ends a call whose message does not arrive in time.
+// once, and then waits for the message without occupying a thread; SilentCalls limits the calls that wait. A
+// method that accepts calls without a deadline ends a call whose message does not arrive in time.
 #ifndef SPARRING_SERVE_SERVER_CALL_H_
 #define SPARRING_SERVE_SERVER_CALL_H_
 
@@ -20,6 +20,7 @@
 #include "server/lookup_service.h"
 #include "server/quotas.h"
 #include "server/refresher.h"
+#include "server/silent_calls.h"
 #include "server/tokens.h"
 #include "server/work_threads.h"
 
@@ -49,6 +50,8 @@ struct CallEnvironment {
   WorkThreads& work;
   CallLane& calls;
   CallLane& probes;
+  SilentCalls& silent_calls;
+  SilentCalls& silent_probes;
 };
 
 class Call final : public grpc::ServerGenericBidiReactor {
@@ -77,6 +80,11 @@ class Call final : public grpc::ServerGenericBidiReactor {
 
   void check_caller();
   void wait_for_message();
+  bool is_probe() const { return method_->role == Role::kNone; }
+  SilentCalls& silent() const {
+    return is_probe() ? environment_.silent_probes : environment_.silent_calls;
+  }
+  bool enter_lane();
   void answer();
   void count(const StatusError& error);
   void note(StatusCode code);
@@ -92,6 +100,7 @@ class Call final : public grpc::ServerGenericBidiReactor {
   const LookupService::Clock::time_point arrived_;
   LookupService::Clock::time_point begin_;
   CallLane* lane_ = nullptr;  // null: the call is not counted
+  SilentCalls::Place silent_place_;
   Quotas::Client* client_ = nullptr;  // null: the caller has no quota
   std::atomic<int> num_references_{1};  // of gRPC, and of the alarm
   std::unique_ptr<grpc::Alarm> alarm_;

@@ -50,7 +50,8 @@ FrontEnd::FrontEnd(const Settings& settings)
       probes_(kMaxProbes),
       refresher_(std::make_unique<Refresher>(tables_, metrics_, settings.poll_seconds)),
       work_(settings.threads),
-      environment_{service_, *refresher_, tokens_.get(), quotas_.get(), work_, calls_, probes_},
+      environment_{service_, *refresher_, tokens_.get(), quotas_.get(), work_,
+                   calls_,   probes_,     silent_calls_, silent_probes_},
       port_(environment_, make_methods(false)),
       health_(environment_, make_methods(true)) {
   if (!tables_.served()->not_fresh.empty()) metrics_.refreshes.add("refused");

@@ -53,6 +53,8 @@ class FrontEnd {
   std::unique_ptr<Quotas> quotas_;
   CallLane calls_;
   CallLane probes_;
+  SilentCalls silent_calls_;
+  SilentCalls silent_probes_;
   std::unique_ptr<Refresher> refresher_;
   WorkThreads work_;
   CallEnvironment environment_;

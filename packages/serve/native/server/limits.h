@@ -61,7 +61,7 @@ class Admission {
   std::atomic<int64_t> bytes_{0};
 };
 
-// Counts the calls of one kind, up to a maximum. Thread-safe.
+// Counts the calls of one kind whose message has arrived, up to a maximum. Thread-safe.
 class CallLane {
  public:
   explicit CallLane(int most) : max_calls(most) {}

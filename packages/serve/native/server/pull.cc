@@ -58,6 +58,18 @@ void Pull::parse(std::string_view content) {
       case 4: version_ = reader.text("version"); break;
       case 5: max_staleness_seconds_ = reader.real("max_staleness_seconds"); break;
       case 6: reader.flag("accepts_partial"); break;  // rows of files are always read
+      case 7: reader.text("request_id"); break;
+      case 8: {
+        // The writer of the log reads samples; their fields are checked as in Python.
+        for (FieldReader fields("SampleColumn", reader.bytes("sample")); fields.next();) {
+          if (fields.number() == 1) fields.text("name");
+          if (fields.number() == 2) fields.bytes("ids");
+          if (fields.number() == 3) fields.bytes("numbers");
+          if (fields.number() == 4) fields.bytes("lengths");
+        }
+        break;
+      }
+      case 9: reader.whole("epoch"); break;
       default: break;
     }
   }

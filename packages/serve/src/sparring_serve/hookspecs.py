@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparring.contracts import Descriptor, hookspec
 
@@ -30,6 +30,7 @@ class MetricValue:
         metric: Name of the metric, for example ``auc``.
         value: Value of the metric.
         is_higher_better: Whether higher values are better.
+        others: Other metrics of the same evaluation.
 
     Examples:
         >>> from sparring_serve import MetricValue
@@ -41,6 +42,7 @@ class MetricValue:
     metric: str
     value: float
     is_higher_better: bool
+    others: tuple[MetricValue, ...] = ()
 
     def loss_of(self, other: MetricValue) -> float:
         """Returns how much worse `other` is than this value; negative if it is better.
@@ -55,9 +57,11 @@ class MetricValue:
 class EvaluatorDescriptor(Descriptor):
     """Evaluator for models of a training program. `name` is the program, for example ``train``.
 
-    `quality(config, snapshot_url, storage, plugin_manager)` builds the model of the configuration
-    file `config`, with the dense parameters of the snapshot and the rows of `storage`, and evaluates
-    it on the test samples of the configuration. It changes nothing.
+    `quality(config, snapshot_url, storage, plugin_manager, rows_of)` builds the model of the
+    configuration file `config`, with the dense parameters of the snapshot and the rows of `storage`, and
+    evaluates it on the test samples of the configuration. It changes nothing. If `config` is None, the
+    configuration is read from the snapshot. `rows_of` is the URL of another snapshot with the test
+    samples and the configuration, and is passed only if it differs.
 
     `model_files(snapshot, plugin_manager)` returns the files of the model for a serving snapshot, by
     kind: ``parameters`` and ``preprocessing``; nothing if the program did not save the snapshot. None:
@@ -68,7 +72,7 @@ class EvaluatorDescriptor(Descriptor):
     supported.
     """
 
-    quality: Callable[[str, str, Mapping[str, Any], PluginManager], MetricValue]
+    quality: Callable[..., MetricValue]
     model_files: Callable[[Snapshot, PluginManager], Mapping[str, bytes]] | None = None
     computed_tables: Callable[[Snapshot, PluginManager], Mapping[str, ComputedTable]] | None = None
 

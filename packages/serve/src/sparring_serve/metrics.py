@@ -177,13 +177,14 @@ class ServingMetrics:
         """
         self._refreshes.add(result=result)
 
-    def count_save(self, result: str) -> None:
-        """Counts a scheduled save.
+    def count_save(self, result: str, num_saves: int = 1) -> None:
+        """Counts scheduled saves.
 
         Args:
             result: ``saved``, ``skipped`` or ``failed``.
+            num_saves: Number of saves; 0 only exports the counter.
         """
-        self._saves.add(result=result)
+        self._saves.add(num_saves, result=result)
 
     def count_degraded(self, num_rows: int, reason: str, given: str) -> None:
         """Counts rows that no replica returned.

@@ -26,6 +26,7 @@ from sparring_serve import (
     open_parameter_server,
 )
 from sparring_serve.parameters.push_log import PushLog
+from sparring_serve.parameters.push_log_files import Base
 from sparring_serve.server.lookup_server import LookupServer
 from sparring_serve.testing.serve_process import ServeProcess
 from sparring_testing.faults.damaged_file import flip_byte
@@ -328,7 +329,7 @@ def test_push_log_sync_milliseconds_of_0_syncs_each_push(
     tmp_path: Path, milliseconds: float, is_each: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = PushLog(tmp_path, 0, 1, 1 << 20, milliseconds)
-    log.resume("", lambda _: None)
+    log.resume(Base(""), lambda _: None)
     synced: list[int] = []
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda number: (synced.append(number), fsync(number)))
@@ -352,14 +353,14 @@ def test_a_log_that_a_load_interrupted_is_reported_and_one_of_a_failed_save_cont
     tmp_path: Path, is_load: bool, is_lost: bool
 ) -> None:
     log = PushLog(tmp_path, 0, 1, 1 << 20, 0)
-    log.resume("a", lambda _: None)
+    log.resume(Base("a"), lambda _: None)
     log.append(b"before")
-    log.begin("b", is_load=is_load)
+    log.begin(Base("b"), is_load=is_load)
     log.append(b"after")
     log._lock.close()  # killed before the load or the save was committed
     replayed: list[bytes] = []
     again = PushLog(tmp_path, 0, 1, 1 << 20, 0)
-    resumed = again.resume("a", replayed.append)
+    resumed = again.resume(Base("a"), replayed.append)
     assert replayed == [b"before", b"after"]
     assert bool(resumed.lost) is is_lost
     assert ("the rows of b replaced the rows" in resumed.lost) is is_lost

@@ -15,6 +15,7 @@ import xxhash
 from sparring import list_snapshots
 from sparring.errors import SnapshotError, StorageIOError
 from sparring_serve.parameters.push_log import PushLog
+from sparring_serve.parameters.push_log_files import Base
 from sparring_serve.status import Status, StatusError
 
 from .conftest import Shards, made_gradients
@@ -24,7 +25,7 @@ def test_a_push_that_cannot_be_synced_is_not_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = PushLog(tmp_path, 0, 1, 1 << 20, sync_milliseconds=0)
-    log.resume("", lambda _: None)
+    log.resume(Base(""), lambda _: None)
     log.reader.keeps_recent = True
     log.append(b"first")
 
@@ -39,7 +40,7 @@ def test_a_push_that_cannot_be_synced_is_not_in_the_log(
     assert [bytes(each.payload) for each in log.read(0)] == [b"first"]
     log.close()
     replayed: list[bytes] = []
-    PushLog(tmp_path, 0, 1, 1 << 20, 0).resume("", replayed.append)
+    PushLog(tmp_path, 0, 1, 1 << 20, 0).resume(Base(""), replayed.append)
     assert replayed == [b"first"]
 
 
@@ -47,13 +48,13 @@ def test_files_that_did_not_follow_the_snapshot_are_deleted_when_a_replica_joins
     tmp_path: Path,
 ) -> None:
     log = PushLog(tmp_path, 0, 1, 1 << 20, 1000)
-    log.resume("", lambda _: None)
+    log.resume(Base(""), lambda _: None)
     log.append(b"first")
     log.close()
     log = PushLog(tmp_path, 0, 1, 1 << 20, 1000)
-    assert "unused" in log.resume("another", lambda _: None).lost
+    assert "unused" in log.resume(Base("another"), lambda _: None).lost
     assert list(tmp_path.glob("*.unused"))
-    log.reset("another", 5, 1)
+    log.reset(Base("another"), 5, 1)
     assert not list(tmp_path.glob("*.unused"))
     log.close()
 
@@ -62,7 +63,7 @@ def test_a_segment_that_cannot_be_written_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = PushLog(tmp_path, 0, 1, 1 << 20, 1000)
-    log.resume("", lambda _: None)
+    log.resume(Base(""), lambda _: None)
     log.reader.keeps_recent = True
     log.append(b"first")
     before = sorted(tmp_path.iterdir())
@@ -73,7 +74,7 @@ def test_a_segment_that_cannot_be_written_changes_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         with pytest.raises(StorageIOError, match="No space left"):
-            log.begin("snapshot", is_record=True)
+            log.begin(Base("snapshot"), is_record=True)
         with pytest.raises(StorageIOError, match="No space left"):
             log.begin_epoch(3)
     assert (log.position, log.epoch, sorted(tmp_path.iterdir())) == (1, 0, before)
@@ -84,11 +85,11 @@ def test_a_segment_that_cannot_be_written_changes_nothing(
 
 def test_records_before_a_save_are_not_kept_in_memory(tmp_path: Path) -> None:
     log = PushLog(tmp_path, 0, 1, 1 << 20, 1000)
-    log.resume("", lambda _: None)
+    log.resume(Base(""), lambda _: None)
     log.reader.keeps_recent = True
     for number in range(3):
         log.append(b"before %d" % number)
-        segment = log.begin(f"snapshot {number}", is_record=True)
+        segment = log.begin(Base(f"snapshot {number}"), is_record=True)
         log.append(b"after %d" % number)
         log.commit(segment)
         assert [each.payload for each in log.read(log.position - 1)] == [b"after %d" % number]
@@ -100,7 +101,7 @@ def test_records_before_a_save_are_not_kept_in_memory(tmp_path: Path) -> None:
 def test_followers_can_read_segments_of_releases_without_positions(tmp_path: Path) -> None:
     for number in range(3):
         log = PushLog(tmp_path, 0, 1, 1 << 20, 1000)
-        log.resume("", lambda _: None)
+        log.resume(Base(""), lambda _: None)
         log.append(b"%d" % number)
         log.close()
     for path in tmp_path.glob("*.log"):
@@ -113,7 +114,7 @@ def test_followers_can_read_segments_of_releases_without_positions(tmp_path: Pat
         head = struct.pack("<IQB", len(payload), check, kind)
         path.write_bytes(content[:8] + head + payload + content[21 + size :])
     log = PushLog(tmp_path, 0, 1, 1 << 20, 1000)
-    log.resume("", lambda _: None)
+    log.resume(Base(""), lambda _: None)
     assert log.position == 3
     assert [each.payload for each in log.read(0)] == [b"0", b"1", b"2"]
     log.close()

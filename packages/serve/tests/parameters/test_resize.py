@@ -31,11 +31,12 @@ from sparring_serve import (
     ServingConfig,
     ShardPosition,
     ShardReplicas,
+    ShardRestartedError,
     open_parameter_server,
 )
 from sparring_serve.client.transport import Outcome, Send
 from sparring_serve.parameters.push_log import PushLog
-from sparring_serve.parameters.push_log_files import read_partitions
+from sparring_serve.parameters.push_log_files import Base, read_partitions
 from sparring_serve.parameters.push_steps import PushFailedError
 from sparring_serve.parameters.push_window import WIDTH, PushWindows, Token
 from sparring_serve.parameters.service import ParameterService
@@ -465,7 +466,7 @@ def test_pushes_before_a_change_of_replication_are_not_lost_silently(
     lost = []
     for num_shards in (before, after):
         log = PushLog(tmp_path, 0, num_shards, 1 << 20, 0.0)
-        lost.append(log.resume("", lambda _: None).lost)
+        lost.append(log.resume(Base(""), lambda _: None).lost)
         log.append(b"push")
         log.close()
     assert not lost[0]
@@ -639,3 +640,53 @@ def test_windows_stay_small_if_a_shard_knows_much_newer_pushes() -> None:
     assert own.verdict(Token("client", newest - 2 * WIDTH)) == "forgotten"
     assert own.verdict(Token("client", newest - WIDTH)) == "in part"
     assert own.applied_before(Token("client", newest)) == {0, 1}
+
+
+@pytest.mark.parametrize("disk", ["running", "kept", "new"])
+def test_a_shard_that_is_removed_and_comes_back_has_lost_nothing(disk: str, tmp_path: Path) -> None:
+    world = World(tmp_path, 0)
+    world.pushes_in_moves = False
+    busy, idle, late = world.clients
+    ids = np.arange(NUM_IDS)
+    num_pushes = 0
+
+    def push(*clients: ParameterClient) -> None:
+        nonlocal num_pushes
+        for each in clients:
+            each.push(world._gradients(ids), wait="applied")
+            num_pushes += 1
+
+    def stop() -> None:
+        server = world.servers.pop(3)
+        world.services.pop("shard:3").close()
+        server.tables.close()
+        if disk == "new":
+            for path in world.config.push_log_folder.glob("shard-0004*"):
+                path.unlink()
+
+    try:
+        push(busy, idle, late)
+        for _ in range(3):
+            world.resize(4)
+            push(busy, idle)  # one of them makes no call while there are three shards
+            world.resize(3)
+            push(busy)
+            if disk != "running":
+                stop()
+        world.resize(4)
+        push(busy, late, idle)
+        assert [each.tables.lost for each in world.servers.values()] == [""] * 4
+        rows = busy.pull({"item": ids}).rows["item"]
+        assert np.unique(rows).tolist() == [-num_pushes]
+        busy.save("all")
+        # A restart without the log is still reported.
+        push(busy)
+        stop()
+        for path in world.config.push_log_folder.glob("shard-0004*"):
+            path.unlink(missing_ok=True)
+        world.start(3)
+        with pytest.raises(ShardRestartedError, match="shard 4 at shard:3 restarted without"):
+            push(busy)
+        assert "does not have all acknowledged pushes" in world.servers[3].tables.lost
+    finally:
+        world.close()

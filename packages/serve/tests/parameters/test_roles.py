@@ -10,7 +10,10 @@ import pytest
 
 from sparring_cli.application import main
 from sparring_serve import ParameterClient
+from sparring_serve.testing.front_ends import call
+from sparring_serve.testing.memory_servers import open_learning_server
 from sparring_serve.testing.serve_process import ServeProcess
+from sparring_serve.wire.messages import SERVICE
 
 
 def test_a_file_that_declares_parameters_starts_a_server_that_learns(tmp_path: Path) -> None:
@@ -39,3 +42,10 @@ def test_a_file_that_declares_both_roles_needs_the_option(
     said = " ".join(capsys.readouterr().err.split())
     for role in ("parameters", "inference"):
         assert f"sparring serve {path} --role {role}" in said
+
+
+def test_a_refresh_of_a_server_that_learns_is_refused(tmp_path: Path) -> None:
+    with open_learning_server(tmp_path) as server:
+        code, message, _, _ = call(server.address, f"{SERVICE}/Refresh", timeout=9)
+    assert code == "UNIMPLEMENTED"
+    assert "role parameters" in message

@@ -53,6 +53,11 @@ def test_a_scheduled_save_contains_all_shards_and_old_ones_are_removed(
     shards = make_saving(2, keep=2)
     assert shards.services["shard:1"].scheduled is None
     saves = shards.services["shard:0"].scheduled
+    exported = shards.services["shard:0"].lookups.metrics.registry.families()
+    failed = [
+        each for family in exported if "saves_total" in family.name for each in family.samples
+    ]
+    assert [(each.labels["result"], each.value) for each in failed] == [("failed", 0)]
     push(shards, 0)
     saves.save_now()
     first = "step-000000000001.scheduled"

@@ -25,6 +25,7 @@ from sparring_cli.hookspecs import JobCheck, JobCheckerDescriptor, JobRequest
 from sparring_cli.machine import (
     Machine,
     Native,
+    inspect_lookup_server,
     inspect_machine,
     inspect_native,
     list_installed_versions,
@@ -97,6 +98,7 @@ def doctor(
     native = None if problems else inspect_native()
     machine = inspect_machine()
     gpus = inspect_gpus()
+    lookup_server = inspect_lookup_server()
     unavailable = {
         f"{registered.kind} {registered.name}": reason
         for registered in manager.descriptors()
@@ -108,6 +110,7 @@ def doctor(
                 "problems": problems,
                 "versions": versions,
                 "native": None if native is None else asdict(native),
+                "lookup_server": lookup_server,
                 "machine": asdict(machine),
                 "gpus": asdict(gpus),
                 "plugins": plugins_as_json(manager),
@@ -119,6 +122,8 @@ def doctor(
         _print_problems(console, problems)
         _print_section(console, "versions", {k: v or "not installed" for k, v in versions.items()})
         _print_section(console, "native library", _native_lines(native))
+        if lookup_server is not None:
+            _print_section(console, "sparring serve", {"lookup server": lookup_server})
         _print_section(console, "machine", _machine_lines(machine))
         _print_section(console, "GPUs", _gpu_lines(gpus))
         _print_plugins(console, manager, unavailable)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,8 @@ import typer
 
 from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring_cli import (
+    MetricRegistry,
+    MetricsExporter,
     add_command,
     get_command_context,
     make_console,
@@ -21,16 +24,19 @@ from sparring_cli import (
     print_warning,
 )
 from sparring_serve.config import ClientConfig, TlsFiles
-from sparring_serve.publishing.evaluation import EvaluationCheck
+from sparring_serve.publishing.evaluation import EvaluationCheck, MetricLossError
+from sparring_serve.publishing.gate_file import read_gate
 from sparring_serve.publishing.gate_file import unpin as unpin_version
 from sparring_serve.publishing.model_files import find_model_reader
 from sparring_serve.publishing.notify import Notifier
 from sparring_serve.publishing.publisher import (
+    GateClosedError,
     PublisherOptions,
     PublishResult,
     publish_newest,
 )
 from sparring_serve.publishing.publisher import pin as pin_version
+from sparring_serve.publishing.quality_limits import QualityLimits, parse_minimums
 
 __all__ = ["add_publish"]
 
@@ -50,6 +56,7 @@ def add_publish(application: typer.Typer) -> None:
             "sparring publish runs/films --output served/films --quantize int8",
             "sparring publish runs/films -o served/films --watch --keep 5",
             "sparring publish runs/films -o served/films --watch --notify 127.0.0.1:7433",
+            "sparring publish runs/films -o served/films --min auc=0.68 --not-worse-than-served 0.002",
             "sparring publish --pin step-000000002500 -o served/films",
         ],
     )
@@ -126,6 +133,30 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
             help="With --evaluate: maximum loss, in units of the metric; above it, nothing is published."
         ),
     ] = None,
+    minimums: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--min",
+            metavar="METRIC=X",
+            help="Minimum of a metric of the test samples, such as auc=0.68; below it, nothing is "
+            "published.",
+        ),
+    ] = None,
+    not_worse_than_served: Annotated[
+        float | None,
+        typer.Option(
+            help="How much worse than the served version the first metric may be, in units of the "
+            "metric; otherwise, nothing is published."
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            help="With --watch: number of the local port with metrics for Prometheus; 0: a free one.",
+            min=0,
+            max=65535,
+        ),
+    ] = None,
     item_vectors: Annotated[
         bool,
         typer.Option(
@@ -142,7 +173,7 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
     unpin: Annotated[
         bool,
         typer.Option(
-            "--unpin", help="Open the gate and remove the pin; servers serve the newest version."
+            "--unpin", help="Remove the pin and open the gate; servers serve the newest version."
         ),
     ] = False,
     as_json: Annotated[
@@ -164,8 +195,13 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
         notifier = _notifier(notify or [], ca_file, token_file, insecure=insecure)
         _select(output, pin, notifier, as_json=as_json)
         return
+    if metrics_port is not None and not watch:
+        raise InvalidArgumentError(
+            f"publish: --metrics-port {metrics_port} requires --watch; add it, or leave the port out"
+        )
     options = PublisherOptions(_quantize(quantize or []), full_every, keep)
-    quality = _quality(context, evaluate, max_metric_loss)
+    limits = QualityLimits(parse_minimums(minimums or []), not_worse_than_served, max_metric_loss)
+    quality = _quality(context, evaluate, limits)
     manager = get_command_context(context).plugin_manager
     read_model = find_model_reader(manager, item_vectors=item_vectors)
     notifier = _notifier(notify or [], ca_file, token_file, insecure=insecure)
@@ -189,7 +225,13 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
         else:
             _print(published, as_json=as_json)
         return
-    _watch(publish_once, poll_seconds, as_json=as_json)
+    registry = MetricRegistry()
+    with ExitStack() as closing:
+        if metrics_port is not None:
+            exporter = MetricsExporter(registry, "127.0.0.1", metrics_port, "--metrics-port")
+            closing.callback(exporter.close)
+            print_note(f"metrics: http://127.0.0.1:{exporter.port}/metrics")
+        _watch(publish_once, poll_seconds, registry, as_json=as_json)
 
 
 def _notifier(
@@ -222,6 +264,7 @@ def _reject_other_options(context: typer.Context) -> None:
 
 
 def _select(output: str, pin: str | None, notifier: Notifier | None, *, as_json: bool) -> None:
+    before = read_gate(output)
     gate = unpin_version(output) if pin is None else pin_version(output, pin)
     failed = {} if notifier is None else notifier.notify()
     for address, reason in failed.items():
@@ -229,13 +272,30 @@ def _select(output: str, pin: str | None, notifier: Notifier | None, *, as_json:
     state = "closed" if gate.is_closed else "open"
     if as_json:
         print_json({"state": state, "pin": gate.pin or None})
-    else:
-        typer.echo(f"{output}: the gate is {state}, and servers use {gate.pin or 'the newest'}")
+        return
+    served = f"{gate.pin}, until --unpin" if gate.pin else "the newest version"
+    typer.echo(f"{output}: {'pinned' if gate.pin else 'no pin'}; servers use {served}")
+    if gate.is_closed:
+        reason = gate.reason or "no reason"
+        typer.echo(f"the gate is closed ({reason}): nothing is published until --unpin opens it")
+    elif before.is_closed:
+        typer.echo("the gate was closed, and is open now: newer versions are published")
 
 
 def _watch(
-    publish_once: Callable[[], PublishResult | None], poll_seconds: float, *, as_json: bool
+    publish_once: Callable[[], PublishResult | None],
+    poll_seconds: float,
+    registry: MetricRegistry,
+    *,
+    as_json: bool,
 ) -> None:
+    counter = registry.counter(
+        "sparring_publish_results_total",
+        "Versions that were published, refused because of a metric, withheld by the gate, or failed",
+        ("result",),
+    )
+    for result in ("published", "refused", "withheld", "failed"):
+        counter.add(0, result=result)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -244,26 +304,35 @@ def _watch(
         try:
             published = publish_once()
         except SnapshotError as error:
-            # There is no intact snapshot yet, or the gate is closed.
+            # There is no intact snapshot yet, the gate is closed, or the model is worse.
             if str(error) != last:
                 print_warning(str(error))
+                counter.add(result=_result_of(error))
             last = str(error)
         else:
+            last = ""
             if published is not None:
+                counter.add(result="published")
                 _print(published, as_json=as_json)
         if stop.wait(poll_seconds):
             return
 
 
+def _result_of(error: SnapshotError) -> str:
+    if isinstance(error, MetricLossError):
+        return "refused"
+    return "withheld" if isinstance(error, GateClosedError) else "failed"
+
+
 def _quality(
-    context: typer.Context, config: str | None, max_loss: float | None
+    context: typer.Context, config: str | None, limits: QualityLimits
 ) -> EvaluationCheck | None:
-    if config is not None:
-        return EvaluationCheck(config, max_loss, get_command_context(context).plugin_manager)
-    if max_loss is not None:
+    if config is not None or limits.minimums or limits.max_drop is not None:
+        return EvaluationCheck(config, limits, get_command_context(context).plugin_manager)
+    if limits.max_loss is not None:
         raise InvalidArgumentError(
-            f"--max-metric-loss {max_loss} requires --evaluate CONFIG, the configuration of the run; "
-            "add it"
+            f"--max-metric-loss {limits.max_loss} requires --evaluate CONFIG, the configuration of the "
+            "run; add it"
         )
     return None
 
@@ -322,6 +391,8 @@ def _print(published: PublishResult, *, as_json: bool) -> None:
     if quality is not None:
         console.print(
             f"  {quality.metric}: {quality.before:.6f} before, {quality.after:.6f} after, a loss of "
-            f"{quality.loss:.6f}; {quality.bytes_after / max(quality.bytes_before, 1):.2f} of the bytes",
+            f"{quality.loss:.6f}; "
+            + ("" if quality.served is None else f"{quality.served:.6f} of the served version; ")
+            + f"{quality.bytes_after / max(quality.bytes_before, 1):.2f} of the bytes",
             soft_wrap=True,
         )

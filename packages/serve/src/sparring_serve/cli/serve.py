@@ -90,6 +90,7 @@ def serve(
     if role == "parameters":
         from sparring_serve.parameters.server import open_parameter_server
 
+        _log.info("the server in Python answers calls: the native server has no role parameters")
         opened = partial(open_parameter_server, replica=replica - 1)
         _run(opened, read, position, address, 0)
         return
@@ -113,9 +114,10 @@ def warn_of_remote_files(config: ServingConfig) -> None:
 
 
 def _uses_native_server(read: ServingConfig) -> bool:
-    """Returns whether the native server serves a configuration, and logs why not."""
+    """Returns whether the native server serves a configuration, and logs which server does, and why."""
     chosen = read.server.front_end
     if chosen == "python":
+        _log.info("the server in Python answers calls: server.front_end is python")
         return False
     obstacle = native_front_end.find_obstacle(read)
     if obstacle and chosen == "native":
@@ -124,6 +126,9 @@ def _uses_native_server(read: ServingConfig) -> bool:
         )
     if obstacle:
         _log.info("the server in Python answers calls: %s", obstacle)
+    else:
+        why = "was built and supports the configuration" if chosen == "auto" else "was chosen"
+        _log.info("the native server answers calls: it %s (server.front_end: %s)", why, chosen)
     return not obstacle
 
 

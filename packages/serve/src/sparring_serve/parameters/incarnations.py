@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -11,7 +12,25 @@ from sparring_serve.client.failures import ShardRestartedError
 from sparring_serve.parameters.push_window import WIDTH
 from sparring_serve.wire.messages import FlushReply, PushReply
 
-__all__ = ["Incarnations"]
+__all__ = ["Incarnations", "has_earlier_pushes", "new_incarnation"]
+
+_BEGAN_EMPTY = 1 << 62
+"""Bit of incarnations that began without partitions: all rows came from other shards, with all pushes."""
+
+
+def new_incarnation(*, has_partitions: bool = True) -> int:
+    """Returns a random incarnation.
+
+    Args:
+        has_partitions: Whether the shard owns partitions, so that it could lack their earlier pushes.
+    """
+    return max(1, secrets.randbits(62)) | (0 if has_partitions else _BEGAN_EMPTY)
+
+
+def has_earlier_pushes(incarnation: int) -> bool:
+    """Returns whether a shard with this incarnation could lack pushes of an earlier one. If it owned no
+    partitions when it began, for example because a resize had removed it, there are none."""
+    return not incarnation & _BEGAN_EMPTY
 
 
 @dataclass(slots=True)
@@ -49,11 +68,12 @@ class Incarnations:
             for shard, answer in enumerate(answers):
                 known = self._shards.setdefault(addresses[shard], _Shard(answer.incarnation))
                 if known.incarnation != answer.incarnation:
-                    lost[shard] = tuple(
-                        each for each in known.acknowledged if each > answer.known_at_start
-                    )
+                    if has_earlier_pushes(answer.incarnation):
+                        lost[shard] = tuple(
+                            each for each in known.acknowledged if each > answer.known_at_start
+                        )
+                        known.acknowledged.clear()
                     known.incarnation = answer.incarnation
-                    known.acknowledged.clear()
                 if number:
                     known.acknowledged.append(number)
         if not lost:

@@ -14,7 +14,6 @@ import fcntl
 import json
 import logging
 import os
-import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +21,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sparring.errors import StorageIOError
+from sparring_serve.parameters.incarnations import new_incarnation
 from sparring_serve.parameters.push_log_files import (
     MAGIC,
+    Base,
     RecordKind,
     Segment,
     add_positions,
@@ -44,7 +45,6 @@ __all__ = [
     "LogStart",
     "PushLog",
     "ResumeResult",
-    "new_incarnation",
 ]
 
 _log = logging.getLogger(__name__)
@@ -68,10 +68,6 @@ class LogStart:
     position: int
 
 
-def new_incarnation() -> int:
-    return secrets.randbits(62) + 1
-
-
 class PushLog:
     """Log of one shard. The owner serializes all calls, so that records have the order of the queue.
 
@@ -92,7 +88,8 @@ class PushLog:
         self.folder, self._shard, self._num_shards = folder, shard, num_shards
         self._max_bytes, self._sync_seconds = max_bytes, sync_milliseconds / 1000
         self._stem = stem_of(shard, num_shards)
-        self.incarnation = 0
+        self.incarnation = new_incarnation()
+        """Incarnation of the rows; at the start, the one to use if the log does not continue another."""
         self.gap = ""
         """Reason why pushes are not logged; empty if they are."""
         self.num_bytes = 0
@@ -139,7 +136,7 @@ class PushLog:
 
     def resume(
         self,
-        base: str,
+        base: Base,
         apply: Callable[[bytes], None],
         *,
         start: str | None = "newest",
@@ -150,7 +147,7 @@ class PushLog:
         The incarnation remains if no acknowledged push is missing, and changes otherwise.
 
         Args:
-            base: URL of the snapshot; empty if there are no rows.
+            base: The snapshot.
             apply: Applies a PushRequest, unless its token is known.
             start: `parameters.start`. If None, nothing is replayed.
             change: Applies a MovedPart.
@@ -178,7 +175,8 @@ class PushLog:
                 num_pushes = replay(own[begin:], apply, change)
                 lost = self._missing(own[begin:])
             is_complete = bool(own) and begin is not None and not lost
-            self.incarnation = own[-1].header["incarnation"] if is_complete else new_incarnation()
+            if is_complete:
+                self.incarnation = own[-1].header["incarnation"]
             if own and begin is not None:
                 last = own[-1]
                 self._segments = own[begin:]
@@ -214,7 +212,7 @@ class PushLog:
             )
         return "; ".join(faults)
 
-    def _set_aside(self, own: list[Segment], base: str) -> str:
+    def _set_aside(self, own: list[Segment], base: Base) -> str:
         """Renames segments that do not follow the snapshot; returns a description of the loss."""
         num_pushes = sum(each.num_pushes for each in own)
         faults = [each.fault for each in own if each.fault]
@@ -229,10 +227,10 @@ class PushLog:
         log_base = (bases[-1] if bases else "") or "no snapshot"
         return (
             f"the log of {num_pushes:,} pushes follows {log_base}, but the server started with "
-            f"{base or 'no snapshot'}; its files were renamed to {self.folder}/{self._stem}.*.unused"
+            f"{base.url or 'no snapshot'}; its files were renamed to {self.folder}/{self._stem}.*.unused"
         )
 
-    def _other_shards(self, base: str) -> str:
+    def _other_shards(self, base: Base) -> str:
         """Describes pushes after the same snapshot in logs that another number of shards wrote."""
         for path in sorted(self.folder.glob("shard-*.*.log")):
             if path.name.startswith(f"{self._stem}."):
@@ -304,12 +302,11 @@ class PushLog:
         _log.warning("%s: until the next save, pushes are lost if this server is killed", why)
         self._write(RecordKind.GAP, why.encode())
 
-    def begin(self, base: str | None, *, is_load: bool = False, is_record: bool = False) -> int:
+    def begin(self, base: Base | None, *, is_load: bool = False, is_record: bool = False) -> int:
         """Starts a segment: later pushes follow `base`. Returns its number, for `commit`.
 
         Args:
-            base: URL of the snapshot; empty if there are no rows; None to follow the previous
-                segment.
+            base: The snapshot; None to follow the previous segment.
             is_load: Whether the rows of `base` replace all rows, so that the segment does not
                 continue the previous one.
             is_record: Whether followers begin a segment at this position, too.
@@ -319,7 +316,7 @@ class PushLog:
         path = self.folder / f"{self._stem}.{self._number:08d}.log"
         header: dict[str, Any] = {
             "incarnation": self.incarnation,
-            "base": base,
+            "base": None if base is None else base.url,
             "is_load": is_load,
             "boot": boot_id(),
             "shard": self._shard,
@@ -328,6 +325,8 @@ class PushLog:
             "position": position,
             "epoch": max(self.epoch, 0),
         }
+        if base is not None:
+            header |= {"base_save": base.save, "base_hash": base.hash}
         if self.partitions is not None:
             header["partitions"] = self.partitions
         if self.superseded:
@@ -404,7 +403,7 @@ class PushLog:
                 self.commit(each.number)
                 return
 
-    def reset(self, base: str, position: int, epoch: int) -> None:
+    def reset(self, base: Base, position: int, epoch: int) -> None:
         """Replaces the log by an empty one that follows a snapshot of the leader of an epoch.
 
         The leader has all acknowledged pushes.

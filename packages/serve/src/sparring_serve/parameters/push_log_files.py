@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -14,17 +14,22 @@ from typing import Any
 
 import xxhash
 
+from sparring import Snapshot
 from sparring_serve.parameters.allowed_folders import resolved_url
 from sparring_serve.wire.fields import Buffer
 
 __all__ = [
     "MAGIC",
+    "STATE",
+    "Base",
     "RecordKind",
     "Segment",
     "add_positions",
     "boot_id",
     "head_of",
     "number_of",
+    "find_base",
+    "read_followed",
     "read_partitions",
     "read_records",
     "read_segment",
@@ -38,6 +43,44 @@ _RECORD = struct.Struct("<IQB")
 """Payload bytes, XXH3-64 of kind and payload, kind."""
 _MAX_RECORD_BYTES = 1 << 27
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+STATE = "parameters"
+"""Name of a shard's own state in snapshots: steps of tables, push tokens, and the token of the save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A snapshot that pushes follow, independent of where it is stored now.
+
+    Args:
+        url: URL of the snapshot, or another description of the rows; empty if there are no rows.
+        save: Token of the save that wrote it; empty for snapshots of ranks and of older releases.
+        hash: Hash of its manifest; empty while it is being saved.
+    """
+
+    url: str
+    save: str = ""
+    hash: str = ""
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Base:
+        """Returns the identity of a snapshot."""
+        save = ""
+        if STATE in snapshot.state_names(0):
+            save = snapshot.state(STATE, rank=0).values.get("save", "")
+        return cls(snapshot.url, save, snapshot.manifest_hash)
+
+    def is_same(self, other: Base) -> bool:
+        """Returns whether both are the same snapshot, which may have been copied to another path.
+
+        The URLs are compared if an older release wrote the snapshot or the log.
+        """
+        if self.save and other.save:
+            return self.save == other.save
+        if self.hash and other.hash:
+            return self.hash == other.hash
+        return resolved_url(self.url) == resolved_url(other.url)
 
 
 class RecordKind(IntEnum):
@@ -72,9 +115,13 @@ class Segment:
         base: str | None = self.header["base"]
         return base
 
-    def has_base(self, url: str) -> bool:
-        """Returns whether the segment follows a snapshot, whose URL can have another form in the log."""
-        return self.base is not None and resolved_url(self.base) == resolved_url(url)
+    def has_base(self, base: Base) -> bool:
+        """Returns whether the segment follows a snapshot."""
+        if self.base is None:
+            return False
+        header = self.header
+        own = Base(self.base, header.get("base_save", ""), header.get("base_hash", ""))
+        return own.is_same(base)
 
     @property
     def position(self) -> int:
@@ -179,6 +226,21 @@ def read_followed(folder: Path, shard: int, num_shards: int) -> tuple[str, list[
             if header["base"]:
                 followed.append(resolved_url(header["base"]))
     return superseded, followed
+
+
+def find_base(url: str, known: Iterable[str]) -> str | None:
+    """Returns the snapshot of a log that a snapshot of the service is: the one with the same URL, or the
+    one with the same name if the service was copied to another path. None: none of them.
+
+    Args:
+        url: URL of a snapshot.
+        known: Resolved URLs of snapshots in the log.
+    """
+    found = list(known)
+    if (resolved := resolved_url(url)) in found:
+        return resolved
+    same = [each for each in found if each.rpartition("/")[2] == url.rpartition("/")[2]]
+    return same[-1] if same else None
 
 
 def number_of(path: Path) -> int:

@@ -59,6 +59,9 @@ class ScheduledSaves:
         self._thread = threading.Thread(
             target=self._run, name="sparring-scheduled-saves", daemon=True
         )
+        metrics.count_save(
+            "failed", 0
+        )  # so that an alarm also sees the first failure as an increase
         metrics.add_gauges(lambda: {"save_age_seconds": time.monotonic() - self._saved_at})
 
     def start(self) -> None:

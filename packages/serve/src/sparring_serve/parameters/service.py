@@ -26,9 +26,10 @@ from sparring.contracts import HyperParameters
 from sparring.errors import InvalidArgumentError, SnapshotError, SparringError, StorageIOError
 from sparring_serve.client.transport import Transport
 from sparring_serve.declaration import TableDeclaration
+from sparring_serve.parameters.incarnations import has_earlier_pushes, new_incarnation
 from sparring_serve.parameters.push_failures import PushFailures
-from sparring_serve.parameters.push_log import PushLog, new_incarnation
-from sparring_serve.parameters.push_log_files import RecordKind
+from sparring_serve.parameters.push_log import PushLog
+from sparring_serve.parameters.push_log_files import Base, RecordKind
 from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_window import WIDTH, Token, Verdict
 from sparring_serve.parameters.scheduled_saves import ScheduledSaves
@@ -119,11 +120,12 @@ class ParameterService:
                 config.push_log_bytes,
                 config.push_log_sync_milliseconds,
             )
+            log.incarnation = shard.incarnation
             try:
                 # Rows in a persistent storage may already contain the logged pushes.
-                base = shard.began_with
-                if not base and shard.has_rows:
-                    base = "rows that a storage kept"
+                base = shard.base_of(shard.began_with)
+                if not base.url and shard.has_rows:
+                    base = Base("rows that a storage kept")
                 if self._maps is not None:
                     log.partitions = self.moves.partitions()
                 # Pushes may have keys that belong to other shards now.
@@ -257,7 +259,8 @@ class ParameterService:
             base, is_load = header["base"], header["is_load"]
             if is_load:
                 log.superseded = find_superseded(self.shard.config.folders[0], base)
-            log.begin(base, is_load=is_load, is_record=True)
+            followed = Base(base, header.get("base_save", ""), header.get("base_hash", ""))
+            log.begin(followed, is_load=is_load, is_record=True)
             if is_load:
                 self.queue.call(lambda: self._load_for_leader(base))
             return True
@@ -292,6 +295,10 @@ class ParameterService:
             self.shard.known_at_start = self.shard.windows.newest()
 
         self.queue.call(reset).result()
+
+    def base_of(self, url: str) -> Base:
+        """See `Follower.base_of`."""
+        return self.shard.base_of(url)
 
     def adopt(self, incarnation: int, lost: str) -> None:
         """See `Follower.adopt`."""
@@ -358,7 +365,8 @@ class ParameterService:
 
     def _note_incarnation(self, request: PushRequest) -> None:
         shard = self.shard
-        if request.incarnation not in (0, shard.incarnation):
+        is_known = request.incarnation in (0, shard.incarnation)
+        if not is_known and has_earlier_pushes(shard.incarnation):
             shard.note_loss(
                 f"this server restarted and does not have all acknowledged pushes of client "
                 f"{request.client}"

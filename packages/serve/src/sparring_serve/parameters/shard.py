@@ -39,8 +39,8 @@ from sparring.errors import (
     UnsupportedError,
 )
 from sparring_serve.declaration import ParametersConfig
-from sparring_serve.parameters.allowed_folders import resolved_url
-from sparring_serve.parameters.push_log import new_incarnation
+from sparring_serve.parameters.incarnations import new_incarnation
+from sparring_serve.parameters.push_log_files import STATE, Base, find_base
 from sparring_serve.parameters.push_window import PushWindows, Token, Verdict
 from sparring_serve.parameters.saved_methods import read_method_steps
 from sparring_serve.resizing.shard_rows import ShardRows
@@ -70,9 +70,6 @@ __all__ = ["Gradients", "ParameterShard"]
 
 
 _log = logging.getLogger(__name__)
-
-_STATE = "parameters"
-"""Name of a shard's own state in snapshots: steps of tables, and push tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +105,8 @@ class ParameterShard:
         """Number of pushes that the engine does not count, because only some tables of a snapshot
         were loaded."""
         self.windows = PushWindows(config.max_clients)
-        self.incarnation = new_incarnation()
+        has_partitions = bool((position.shards.owners == position.shard).any())
+        self.incarnation = new_incarnation(has_partitions=has_partitions)
         self.began_with = ""
         """URL of the snapshot that the server started with; empty if it started without rows."""
         self.not_fresh = ""
@@ -209,12 +207,13 @@ class ParameterShard:
     def _start_with_newest(self, folder: str) -> None:
         """Loads the newest intact snapshot; damaged ones are skipped with a warning."""
         urls = list_snapshots(folder)
-        if "" in self.began_partitions and not self.began_partitions.keys() & set(urls):
+        known = [find_base(each, self.began_partitions) for each in urls]
+        if "" in self.began_partitions and not any(known):
             self._use_partitions("")  # all rows are in the push log
             return
-        if urls and resolved_url(urls[-1]) == self.superseded:
+        if urls and find_base(urls[-1], [self.superseded]):
             # An older snapshot was loaded instead, and pushes since then are in the log.
-            of = {resolved_url(each): each for each in urls}
+            of = {find_base(each, self.followed): each for each in urls}
             urls += [of[each] for each in self.followed if each in of][-1:]
         # If a manifest cannot be read, its step is unknown. The snapshot is considered newer if its
         # name sorts later, as in servers of the role `inference`.
@@ -248,9 +247,10 @@ class ParameterShard:
         """Owns the partitions that the shard had when its push log began to follow a snapshot."""
         shards = self.position.shards
         owned = shards.owners == self.position.shard
-        if base in self.began_partitions:
+        known = find_base(base, self.began_partitions)
+        if known is not None:
             owned[:] = False
-            for begin, end in self.began_partitions[base]:
+            for begin, end in self.began_partitions[known]:
                 owned[begin:end] = True
         self.moved.use(shards, owned)
 
@@ -452,12 +452,13 @@ class ParameterShard:
             )
             # Pushes may have been applied after the first shard had determined the step.
             values = {
+                "save": token,
                 "pushes": self.steps,
                 "steps": dict(self._steps),
                 "clients": self.windows.saved(),
                 "partitions": np.flatnonzero(self.moved.owned).tolist(),
             }
-            states = {_STATE: State(values, is_of_rank=True)}
+            states = {STATE: State(values, is_of_rank=True)}
             return self._container.save(url, blocking=False, states=states, options=options)
 
     def fail_save(self, reason: BaseException) -> None:
@@ -505,6 +506,11 @@ class ParameterShard:
                 self.windows.load([each["clients"] for each in saved])
             return loaded
 
+    @staticmethod
+    def base_of(url: str) -> Base:
+        """Returns the identity of a snapshot; of no rows for an empty URL."""
+        return Base.of(open_snapshot(url)) if url else Base("")
+
     def flush(self) -> None:
         """Flushes the storages, so that applied pushes are as durable as the storages support."""
         with self._turn:
@@ -517,8 +523,8 @@ def _saved_states(snapshot: Snapshot, own: npt.NDArray[np.int64]) -> list[dict[s
     before = ShardMap.balanced(snapshot.world_size)
     found = []
     for each in range(snapshot.world_size):
-        if _STATE in snapshot.state_names(each):
-            values = snapshot.state(_STATE, rank=each).values
+        if STATE in snapshot.state_names(each):
+            values = snapshot.state(STATE, rank=each).values
             partitions = values.get("partitions", before.partitions_of(each))
             if np.intersect1d(own, partitions).size:
                 found.append(values)

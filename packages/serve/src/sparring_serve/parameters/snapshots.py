@@ -30,6 +30,7 @@ from sparring_serve.client.rounds import AT_THE_LEADER, ONE_RECONNECT, Rounds
 from sparring_serve.client.transport import Outcome, Send, Transport, run_steps
 from sparring_serve.parameters.allowed_folders import resolved_url, snapshot_url
 from sparring_serve.parameters.push_log import PushLog
+from sparring_serve.parameters.push_log_files import Base
 from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_steps import REQUEST_SECONDS, describe_outcome
 from sparring_serve.parameters.shard import ParameterShard
@@ -308,7 +309,8 @@ class ShardSnapshots:
                 epoch = self._check_leader("save")
                 if log is not None and log.partitions is not None:
                     log.partitions = self._moves.partitions()
-                segment = 0 if log is None else log.begin(url, is_record=True)
+                base = Base(url, save=part.token)  # its manifest does not exist yet
+                segment = 0 if log is None else log.begin(base, is_record=True)
                 position = 0 if log is None else log.position
                 replicated: Future[None] = Future()
 
@@ -373,7 +375,8 @@ class ShardSnapshots:
                 if log is not None:
                     if log.partitions is not None:
                         log.partitions = self._moves.partitions()
-                    segment = log.begin(url if is_all else None, is_load=is_all, is_record=is_all)
+                    base = self._shard.base_of(url) if is_all else None
+                    segment = log.begin(base, is_load=is_all, is_record=is_all)
                     position = log.position
                     if not is_all:
                         log.skip("some of the tables were loaded from another snapshot")

@@ -19,9 +19,11 @@ from sparring.errors import (
     UnknownTableError,
 )
 from sparring_packed import WriteOptions
+from sparring_serve.publishing.base_check import note_damage
 from sparring_serve.publishing.evaluation import EvaluationCheck, EvaluationReport
 from sparring_serve.publishing.gate_file import read_gate, update_gate, without_pin_of_gate
 from sparring_serve.publishing.model_files import ReadModel
+from sparring_serve.publishing.version_list import chain_of, list_versions, newest_full
 from sparring_serve.publishing.version_names import next_name, place_version, version_name
 
 __all__ = [
@@ -40,9 +42,6 @@ _log = logging.getLogger(__name__)
 _STALE_SECONDS = 3600.0
 """Age of staging folders, left by a publisher that was killed, after which they are removed."""
 _MERGE_FACTOR, _MAX_LAYERS = 4, 60
-_manifests: dict[str, tuple[tuple[int, ...], sparring_packed.ServingManifest]] = {}
-"""Manifests that were read before: URL → identity and manifest. Manifests do not change, and a process
-that publishes every second would otherwise read all of them each time."""
 
 
 class GateClosedError(SnapshotError):
@@ -135,7 +134,7 @@ def publish_newest(
         InvalidArgumentError: A data type is unknown or not supported for the table, or the output is a
             file.
         GateClosedError: The gate of the folder is closed.
-        MetricLossError: Quantization makes the metric worse by more than allowed; nothing was published.
+        MetricLossError: A metric is worse than allowed; nothing was published.
     """
     if Path(out_url).is_file():
         raise InvalidArgumentError(
@@ -148,21 +147,30 @@ def publish_newest(
             "published; to open it, run sparring publish --unpin --output with this folder"
         )
     snapshot = _snapshot_at(run_url)
-    existing = _existing(out_url)
+    existing = list_versions(out_url)
     out = os.fspath(out_url).rstrip("/")
-    base = _base(snapshot, existing, options)
-    changes = ""
+    changes, is_damaged = "", False
     done = [each for each in existing if existing[each].source.hash == snapshot.manifest_hash]
     if done:
         published = existing[done[-1]]
         quantize = _quantize(snapshot, published.tables_by_name, options.quantize)
         changes = _dtype_changes(published, quantize)
-        if not changes:
+        is_newest = done[-1] == list(existing)[-1]
+        is_damaged = is_newest and note_damage(
+            out, chain_of(done[-1], existing), existing, hashes=False
+        )
+        if not (changes or is_damaged):
             if gate.pin != done[-1]:
                 _check_is_newest(out, snapshot, done[-1], existing)
             _finish(out, published)
             return None
-    generation, name = place_version(snapshot, existing)
+    base = _base(out, snapshot, existing, options)
+    report = None
+    if quality is not None:  # before the vectors of items are computed
+        served = existing.get(gate.pin or next(reversed(existing), ""))
+        below = existing.get(done[-1] if done else base or "")
+        report = _measure(quality, snapshot, options.quantize, below, served)
+    generation, name = place_version(snapshot, existing, open_root(out).exists)
     write_options = WriteOptions() if read_model is None else read_model(snapshot)
     write_options = replace(write_options, generation=generation)
     tables = {*snapshot.tables, *write_options.computed}
@@ -171,18 +179,7 @@ def publish_newest(
         # Tables without an entry keep their current data type.
         kept = {each.name: each.dtype for each in existing[done[-1]].tables if each.name in tables}
         quantize = kept | quantize
-    url = f"{out}/{name}"
-    report = None
-    if quality is not None:
-        # The tables of a delta have the data types of its base.
-        inherited = (
-            {} if base is None else {each.name: each.dtype for each in existing[base].tables}
-        )
-        chosen = inherited | quantize
-        report = quality.check(
-            snapshot, {each: chosen[each] for each in snapshot.tables if each in chosen}
-        )
-    written = None
+    url, written = f"{out}/{name}", None
     if base is not None:
         try:
             written = sparring_packed.write(
@@ -208,6 +205,22 @@ def publish_newest(
         )  # fmt: skip
     update_gate(out, without_pin_of_gate)
     return PublishResult(written, is_delta, tuple(_retain(out, options)), report)
+
+
+def _measure(
+    quality: EvaluationCheck,
+    snapshot: Snapshot,
+    quantize: Mapping[str, str],
+    base: sparring_packed.ServingManifest | None,
+    served: sparring_packed.ServingManifest | None,
+) -> EvaluationReport:
+    # The tables of a delta have the data types of its base.
+    inherited = {} if base is None else {each.name: each.dtype for each in base.tables}
+    every = dict.fromkeys(snapshot.tables, quantize["*"]) if "*" in quantize else {}
+    chosen = {**inherited, **every, **quantize}
+    return quality.check(
+        snapshot, {each: chosen[each] for each in snapshot.tables if each in chosen}, served
+    )
 
 
 def _check_is_newest(
@@ -250,12 +263,12 @@ def find_merge(out_url: str | os.PathLike[str], options: PublisherOptions) -> st
         out_url: URL of the folder of serving snapshots.
         options: Options for writing.
     """
-    existing = _existing(out_url)
+    existing = list_versions(out_url)
     if not existing:
         return None
     name = list(existing)[-1]
-    chain = _chain(name, existing)
-    if _newest_full(existing) != chain[-1] or not _is_long(chain, existing, options, 1):
+    chain = chain_of(name, existing)
+    if newest_full(existing) != chain[-1] or not _is_long(chain, existing, options, 1):
         return None
     return name
 
@@ -288,8 +301,8 @@ def pin(out_url: str | os.PathLike[str], name: str) -> sparring_packed.Gate:
         InvalidArgumentError: There is no such serving snapshot.
         SnapshotError: It is damaged, or its bases do not exist.
     """
-    existing = _existing(out_url)
-    missing = [each for each in _chain(name, existing) if each not in existing]
+    existing = list_versions(out_url)
+    missing = [each for each in chain_of(name, existing) if each not in existing]
     if missing:
         advice = f"use one of {', '.join(existing)}" if existing else "publish a version first"
         raise InvalidArgumentError(
@@ -315,7 +328,7 @@ def close_gate(
         good_step: The newest serving snapshot that is not after this step is pinned; None: none.
         bad_steps: Earlier steps whose serving snapshots are not pinned.
     """
-    existing = {} if good_step is None else _existing(out_url)
+    existing = {} if good_step is None else list_versions(out_url)
     good = [
         name
         for name, each in existing.items()
@@ -368,64 +381,31 @@ def _dtype_changes(published: sparring_packed.ServingManifest, quantize: Mapping
     )
 
 
-def _existing(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.ServingManifest]:
-    """Returns the serving snapshots of a folder by name, newest last, in the order of readers."""
-    place = open_root(out_url)
-    found = {}
-    try:
-        names = [each for each in place.names() if place.is_committed(each)]
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise SnapshotIOError(
-            f"cannot list {out_url}: {error}; check the folder and its permissions"
-        ) from error
-    read = set()
-    for name in names:
-        url, identity = f"{os.fspath(out_url).rstrip('/')}/{name}", place.identity(name)
-        read.add(url)
-        before = _manifests.get(url)
-        if identity is not None and before is not None and before[0] == identity:
-            found[name] = before[1]
-            continue
-        try:
-            found[name] = sparring_packed.read_manifest(url)
-        except SnapshotError as error:
-            _log.warning("serving snapshot %s is ignored: %s", name, error)
-            continue
-        if identity is not None:
-            _manifests[url] = identity, found[name]
-    for url in _manifests.keys() - read:  # of removed snapshots, and of other folders
-        _manifests.pop(url, None)  # Another thread may have deleted it.
-    return dict(sorted(found.items(), key=lambda each: (each[1].order, each[0])))
-
-
 def _base(
+    out: str,
     snapshot: Snapshot,
     existing: Mapping[str, sparring_packed.ServingManifest],
     options: PublisherOptions,
 ) -> str | None:
-    """Returns the base for a delta; None if a full serving snapshot is due."""
+    """Returns the intact base for a delta; None if a full serving snapshot is due."""
     if not existing:
         return None
     name = list(existing)[-1]
     hashes = [each.manifest_hash for each in snapshot.chain[1:]]
-    full = _newest_full(existing)
+    full = newest_full(existing)
     if (
         full is not None
         and existing[full].source.hash in hashes
-        and full not in _chain(name, existing)
+        and full not in chain_of(name, existing)
     ):
         name = full  # `merge_layers` has written it.
     if existing[name].source.hash not in hashes:
         return None
+    chain = chain_of(name, existing)
     factor = _MERGE_FACTOR if options.merges_separately else 1
-    return None if _is_long(_chain(name, existing), existing, options, factor) else name
-
-
-def _newest_full(existing: Mapping[str, sparring_packed.ServingManifest]) -> str | None:
-    full = [name for name, each in existing.items() if each.base is None]
-    return full[-1] if full else None
+    if chain[-1] in existing and _is_long(chain, existing, options, factor):
+        return None
+    return None if note_damage(out, chain, existing) else name
 
 
 def _is_long(
@@ -447,28 +427,18 @@ def _num_keys(manifest: sparring_packed.ServingManifest) -> int:
     return sum(each.num_keys for each in manifest.files if each.kind in ("rows", "erased"))
 
 
-def _chain(name: str, existing: Mapping[str, sparring_packed.ServingManifest]) -> list[str]:
-    """Returns a serving snapshot and all its bases."""
-    chain = [name]
-    while True:
-        manifest = existing.get(chain[-1])
-        if manifest is None or manifest.base is None or manifest.base.name in chain:
-            return chain
-        chain.append(manifest.base.name)
-
-
 def _retain(out_url: str, options: PublisherOptions) -> list[str]:
     """Removes all except the newest serving snapshots, those of `keep_steps`, the pinned one, the newest
     full one, and their bases. Servers can still read mapped files."""
-    existing = _existing(out_url)
+    existing = list_versions(out_url)
     names = [
         *list(existing)[-options.keep :],
         read_gate(out_url).pin,
-        _newest_full(existing) or "",
+        newest_full(existing) or "",
     ]
     for step in options.keep_steps:
         names += [name for name in existing if existing[name].step <= step][-1:]
-    kept = {each for name in names for each in _chain(name, existing)}
+    kept = {each for name in names for each in chain_of(name, existing)}
     place = open_root(out_url)
     # Remove the newest first, so that no delta exists without its base.
     removed = [name for name in reversed(existing) if name not in kept]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sparring import Snapshot
 from sparring_packed import ServingManifest
@@ -11,8 +11,24 @@ from sparring_packed import ServingManifest
 __all__ = ["next_name", "place_version", "version_name"]
 
 
-def place_version(snapshot: Snapshot, existing: Mapping[str, ServingManifest]) -> tuple[int, str]:
-    """Returns the generation and the name with which a new version of a snapshot is the newest."""
+def place_version(
+    snapshot: Snapshot, existing: Mapping[str, ServingManifest], is_taken: Callable[[str], bool]
+) -> tuple[int, str]:
+    """Returns the generation and the name with which a new version of a snapshot is the newest.
+
+    Args:
+        snapshot: Snapshot to publish.
+        existing: Versions with an intact manifest, newest last.
+        is_taken: Returns whether a version of a name exists, intact or not.
+    """
+    generation, name = _place(snapshot, existing)
+    free = name
+    while is_taken(free):  # a version with a damaged manifest
+        free = next_name(name, free)
+    return generation, free
+
+
+def _place(snapshot: Snapshot, existing: Mapping[str, ServingManifest]) -> tuple[int, str]:
     if not existing:
         return 0, snapshot.name
     newest = list(existing)[-1]

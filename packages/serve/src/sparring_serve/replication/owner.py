@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sparring_serve.parameters.push_log import PushLog
+from sparring_serve.parameters.push_log_files import Base
 from sparring_serve.wire.messages import LogPosition, Record
 
 __all__ = ["Follower", "FollowerLog", "ReplicaPlace", "service_key", "shard_key", "suspend_clock"]
@@ -51,6 +52,10 @@ class Follower(Protocol):
 
     def reset_rows(self, base: str) -> None:
         """Replaces all rows by a snapshot, in the order of the queue; empty: no rows."""
+        ...
+
+    def base_of(self, url: str) -> Base:
+        """Returns the identity of a snapshot; of no rows for an empty URL."""
         ...
 
     def lead(self, may_lack_pushes: str) -> Future[Any]:

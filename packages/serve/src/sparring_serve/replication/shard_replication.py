@@ -300,7 +300,7 @@ class ShardReplication:
             self._owner.reset_rows(request.base)
             with self._lock:
                 self._owner.adopt(incarnation, lost)
-                self._log.reset(request.base, request.kept_from, request.epoch)
+                self._log.reset(self._owner.base_of(request.base), request.kept_from, request.epoch)
         except (SparringError, OSError) as error:
             _log.warning(
                 "following %s: loading %s failed and is tried again: %s",

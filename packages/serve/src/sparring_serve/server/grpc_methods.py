@@ -1,8 +1,8 @@
 """gRPC methods of the port as a generic handler: bytes in, bytes out, without generated code.
 
 gRPC calls a method when the headers of a call have arrived. The method checks the token and the
-deadline, and then reads the message itself, so that a call without a message occupies a thread at
-most until its deadline. Health probes have separate threads.
+deadline, reads the message itself, and then waits until fewer than `server.threads` calls are
+answered, so that calls without a message delay no others. Health probes have separate threads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -158,6 +158,13 @@ class Methods:
         return encode(self.service.describe())
 
     def refresh(self, content: bytes, context: Any) -> bytes:
+        if self.changes is not None:
+            raise StatusError(
+                Status.UNIMPLEMENTED,
+                "Refresh: this server has the role parameters, whose rows have no versions to switch "
+                "to; call servers of the role inference",
+                reason="role_parameters",
+            )
         decode_request(RefreshRequest, content)
         self.service.check_deadline(context.time_remaining())
         try:
@@ -280,33 +287,27 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no 
             return None
         methods = self._methods
         lane = methods.calls if method.role else methods.probes
-        call = _Call(methods, method, details.method.rpartition("/")[2], time.monotonic())
+        call = _Call(methods, method, details.method.rpartition("/")[2], time.monotonic(), lane)
         # grpc runs a handler on the threads in this attribute.
         behavior: Any
-        if lane.enter():
-            behavior = partial(_in_lane, call, lane)
+        if lane.open():
+            behavior = partial(_in_lane, call)
             behavior.experimental_thread_pool = lane.threads
         else:
-            behavior = partial(_reject, call, lane)
+            behavior = partial(_reject, call)
             behavior.experimental_thread_pool = methods.rejections
         return grpc.stream_unary_rpc_method_handler(behavior)
 
 
-def _in_lane(call: _Call, lane: CallLane, messages: Iterator[bytes], context: Any) -> bytes:
+def _in_lane(call: _Call, messages: Iterator[bytes], context: Any) -> bytes:
     try:
         return call.handle(messages, context)
     finally:
-        lane.leave()
+        call.lane.close_call()
 
 
-def _reject(call: _Call, lane: CallLane, _: Iterator[bytes], context: Any) -> bytes:
-    refusal = StatusError(
-        Status.RESOURCE_EXHAUSTED,
-        f"{call.name}: this server already answers or queues {lane.max_calls} calls (16 per thread of "
-        "server.threads); use another replica, retry later, or increase server.threads",
-        reason="calls",
-    )
-    call.count(refusal)
+def _reject(call: _Call, _: Iterator[bytes], context: Any) -> bytes:
+    refusal = call.refuse_another()
     return call.abort(refusal, context)
 
 
@@ -319,6 +320,7 @@ class _Call:
     name: str
     arrived: float
     """Time of `time.monotonic` at which its headers arrived."""
+    lane: CallLane
 
     def handle(self, messages: Iterator[bytes], context: Any) -> bytes:
         """Answers the call."""
@@ -362,17 +364,58 @@ class _Call:
         except StatusError as refusal:
             self.count(refusal)
             raise
-        if not method.role:
-            return method.answer(self._message(messages, context), context)
-        quotas = self.methods.service.quotas
-        with ExitStack() as stack:
-            stack.enter_context(self.methods.watch.call(self.arrived, seconds))
+        content = self._message(messages, context)
+        received = time.monotonic()
+        if audit is not None:
+            audit.note_request(content)
+        with self._turn(context) as seconds, ExitStack() as stack:
+            if method.role:
+                stack.enter_context(self.methods.watch.call(received, seconds))
+            quotas = self.methods.service.quotas
             if quotas is not None and client:
                 stack.enter_context(quotas.call(client))
-            content = self._message(messages, context)
-            if audit is not None:
-                audit.note_request(content)
             return method.answer(content, context)
+
+    @contextmanager
+    def _turn(self, context: Any) -> Iterator[float]:
+        """Waits until this call may be answered, and yields the seconds until its deadline.
+
+        Raises:
+            StatusError: Too many calls wait already, or the deadline has passed.
+            _CallEndedError: The call was cancelled.
+        """
+        lane = self.lane
+        if not lane.enter():
+            raise self.refuse_another()
+        try:
+            if not lane.begin(context.time_remaining()):
+                refusal = StatusError(
+                    Status.DEADLINE_EXCEEDED,
+                    "the deadline passed before the call began; increase it, or increase server.threads",
+                    reason="deadline_exceeded",
+                )
+                self.count(refusal)
+                raise refusal
+            try:
+                if not context.is_active():
+                    self._note("CANCELLED")
+                    raise _CallEndedError
+                yield context.time_remaining()
+            finally:
+                lane.end()
+        finally:
+            lane.leave()
+
+    def refuse_another(self) -> StatusError:
+        """Counts and returns the rejection of a call that would be one too many."""
+        refusal = StatusError(
+            Status.RESOURCE_EXHAUSTED,
+            f"{self.name}: this server already answers or queues {self.lane.max_calls} calls (16 per "
+            "thread of server.threads); use another replica, retry later, or increase server.threads",
+            reason="calls",
+        )
+        self.count(refusal)
+        return refusal
 
     def _check_caller(self, context: Any, audit: AuditLine | None) -> str:
         """Returns the name of a client that has a quota; empty if it has none."""
@@ -395,33 +438,36 @@ class _Call:
             StatusError: The caller sent no message.
             _CallEndedError: The call ended before its message arrived.
         """
-        timer = None
-        if self.method.check_deadline is None:  # it may have no deadline
-            limits = self.methods.service.limits
-            seconds = limits.max_deadline_seconds if self.method.role else _PROBE_MESSAGE_SECONDS
-            timer = threading.Timer(seconds, context.cancel)
-            timer.daemon = True
-            timer.start()
-        try:
-            return next(messages)
-        except StopIteration:
-            # The messages also end when the call has been cancelled or its deadline has passed.
-            if context.time_remaining() <= 0 or not context.is_active():
-                self._note("CANCELLED")
-                raise _CallEndedError from None
-            refusal = StatusError(
-                Status.INVALID_ARGUMENT,
-                f"{self.name}: the call has no message; send one request",
-                reason="no_message",
-            )
-            self.count(refusal)
-            raise refusal from None
-        except grpc.RpcError:
+        with ExitStack() as stack:
+            call = stack.enter_context(self.lane.silent.wait(context.peer(), context.cancel))
+            if self.method.check_deadline is None:  # it may have no deadline
+                limits = self.methods.service.limits
+                seconds = (
+                    limits.max_deadline_seconds if self.method.role else _PROBE_MESSAGE_SECONDS
+                )
+                timer = threading.Timer(seconds, call.end)
+                timer.daemon = True
+                timer.start()
+                stack.callback(timer.cancel)
+            try:
+                return next(messages)
+            except StopIteration:
+                # The messages also end when the call has been cancelled or its deadline has passed.
+                has_ended = (
+                    call.is_ended or context.time_remaining() <= 0 or not context.is_active()
+                )
+            except grpc.RpcError:
+                has_ended = True
+        if has_ended:
             self._note("CANCELLED")
-            raise _CallEndedError from None
-        finally:
-            if timer is not None:
-                timer.cancel()
+            raise _CallEndedError
+        refusal = StatusError(
+            Status.INVALID_ARGUMENT,
+            f"{self.name}: the call has no message; send one request",
+            reason="no_message",
+        )
+        self.count(refusal)
+        raise refusal
 
     def count(self, refusal: StatusError) -> None:
         """Counts a call that is rejected before its method runs."""

@@ -1,4 +1,4 @@
-"""Keeps freed memory in the process, so that large replies do not cause page faults each time."""
+"""Keeps some freed memory in the process, so that ordinary calls do not cause page faults each time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
 def keep_freed_memory() -> bool:
-    """Configures glibc to serve large blocks from its heap, to keep up to 256 MiB of it, and to use
-    few heaps.
+    """Configures glibc to serve blocks below 2 MiB from few heaps, and to keep 16 MiB of each.
+
+    Larger blocks return to the system when they are freed: the heaps would otherwise keep several times
+    the bytes of the largest calls, and exceed `server.max_bytes_in_flight`.
 
     For processes that only serve. Returns whether the allocator supports it.
     """
@@ -20,6 +22,6 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    settings = ((_M_MMAP_THRESHOLD, 64 << 20), (_M_TRIM_THRESHOLD, 256 << 20), (_M_ARENA_MAX, 2))
+    settings = ((_M_MMAP_THRESHOLD, 2 << 20), (_M_TRIM_THRESHOLD, 16 << 20), (_M_ARENA_MAX, 2))
     done = [mallopt(name, value) for name, value in settings]
     return all(done)

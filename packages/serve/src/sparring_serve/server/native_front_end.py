@@ -41,8 +41,9 @@ def find_obstacle(config: ServingConfig) -> str:
     can."""
     if not os.access(EXECUTABLE, os.X_OK):
         return (
-            "this installation of sparring-serve was built without the native server; install "
-            "libgrpc++-dev and pkg-config, and build it again"
+            "this installation of sparring-serve was built without the native server, which needs "
+            "much less processor time; run: sudo apt install libgrpc++-dev pkg-config, and install "
+            "sparring-serve again"
         )
     checked = subprocess.run([EXECUTABLE, "--check"], capture_output=True, text=True, check=False)
     if checked.returncode:

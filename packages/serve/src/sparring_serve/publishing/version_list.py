@@ -1,0 +1,67 @@
+"""The versions in a folder of serving snapshots, and the bases of each."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+
+import sparring_packed
+from sparring.adapter import open_root
+from sparring.errors import SnapshotError, SnapshotIOError
+
+__all__ = ["chain_of", "list_versions", "newest_full"]
+
+_log = logging.getLogger(__name__)
+
+_manifests: dict[str, tuple[tuple[int, ...], sparring_packed.ServingManifest]] = {}
+"""Manifests that were read before: URL → identity and manifest. Manifests do not change, and a process
+that publishes every second would otherwise read all of them each time."""
+
+
+def list_versions(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.ServingManifest]:
+    """Returns the serving snapshots of a folder by name, newest last, in the order of readers."""
+    place = open_root(out_url)
+    found = {}
+    try:
+        names = [each for each in place.names() if place.is_committed(each)]
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise SnapshotIOError(
+            f"cannot list {out_url}: {error}; check the folder and its permissions"
+        ) from error
+    read = set()
+    for name in names:
+        url, identity = f"{os.fspath(out_url).rstrip('/')}/{name}", place.identity(name)
+        read.add(url)
+        before = _manifests.get(url)
+        if identity is not None and before is not None and before[0] == identity:
+            found[name] = before[1]
+            continue
+        try:
+            found[name] = sparring_packed.read_manifest(url)
+        except SnapshotError as error:
+            _log.warning("serving snapshot %s is ignored: %s", name, error)
+            continue
+        if identity is not None:
+            _manifests[url] = identity, found[name]
+    for url in _manifests.keys() - read:  # of removed snapshots, and of other folders
+        _manifests.pop(url, None)  # Another thread may have deleted it.
+    return dict(sorted(found.items(), key=lambda each: (each[1].order, each[0])))
+
+
+def newest_full(existing: Mapping[str, sparring_packed.ServingManifest]) -> str | None:
+    """Returns the name of the newest full version."""
+    full = [name for name, each in existing.items() if each.base is None]
+    return full[-1] if full else None
+
+
+def chain_of(name: str, existing: Mapping[str, sparring_packed.ServingManifest]) -> list[str]:
+    """Returns a serving snapshot and all its bases."""
+    chain = [name]
+    while True:
+        manifest = existing.get(chain[-1])
+        if manifest is None or manifest.base is None or manifest.base.name in chain:
+            return chain
+        chain.append(manifest.base.name)
