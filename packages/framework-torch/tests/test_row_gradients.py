@@ -308,6 +308,18 @@ def test_each_group_has_the_gradients_of_its_tables(native: Any) -> None:
     assert moved == pytest.approx([0.25, 0.0], abs=1e-6)
 
 
+def test_rows_have_gradients_of_a_backward_pass_that_creates_a_graph() -> None:
+    model = ours()
+    expected = of_torch(model)
+    sparse = Optimizer(model, torch.optim.SGD, lr=0.5)
+    theirs = torch.optim.SGD(expected.parameters(), lr=0.5)
+    for each, optimizer in ((model, sparse), (expected, theirs)):
+        each(BATCHES[0]).backward(create_graph=True)
+        optimizer.step()
+        each.zero_grad()
+    agree(model, expected)
+
+
 def test_rows_freeze_with_the_parameters_of_their_optimizer() -> None:
     model = ours()
     optimizer = Optimizer(model, torch.optim.SGD, lr=0.5)

@@ -145,9 +145,12 @@ class _Output(torch.autograd.Function):
         ctx.num_outputs = len(outputs)
         return tuple(map(torch.from_numpy, outputs))
 
-    # Autograd calls it without grad mode. With create_graph, numpy() rejects the gradient.
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
+        if (
+            torch.is_grad_enabled()
+        ):  # with create_graph; the rows' gradient itself is no part of a graph
+            gradients = tuple(each if each is None else each.detach() for each in gradients)
         ctx.batch.accumulate_sources(gradients)
         num_outputs: int = ctx.num_outputs
         return (None,) * (2 + num_outputs)
