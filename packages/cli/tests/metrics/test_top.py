@@ -153,6 +153,39 @@ def test_pushes_and_replicas_of_tables_that_learn_are_shown(
     assert role is None or f"│ {role} │" in shown
 
 
+def test_a_follower_or_a_server_that_is_behind_is_shown(
+    start: Callable[..., Process],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    leader, follower, server = start(), start(), start()
+    for process, values in (
+        (
+            leader,
+            {"is_leader": 1, "pushed_steps": 530, "followers_in_sync": 0, "lacks_follower": 1},
+        ),
+        (follower, {"is_leader": 0, "pushed_steps": 377}),
+        (server, {"version_step": 3, "is_behind": 1}),
+    ):
+        for name, value in values.items():
+            process.registry.gauge(f"sparring_serving_{name}", name).set(value)
+    urls = [each.url for each in (leader, follower, server)]
+    assert main(["top", *urls, "--every", "0.1", "--once"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("530", "377", "0, all behind", "step 3, behind"):
+        assert part in shown
+    assert main(["top", *urls, "--every", "0.1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["processes"]
+    assert [each["learning"] and each["learning"]["pushed_steps"] for each in found] == [
+        530,
+        377,
+        None,
+    ]
+    assert found[0]["learning"]["lacks_follower"]
+    assert found[2]["serving"]["is_behind"]
+
+
 def test_counters_of_a_restarted_process_count_from_its_start() -> None:
     labels = (("rank", "0"),)
     before = Scrape("u", 10.0, {"sparring_steps_total": {labels: 500.0}})

@@ -15,7 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from sparring.errors import SparringError
-from sparring_cli.metrics.job_state import JobState, ProcessState, describe_job, describe_process
+from sparring_cli.metrics.job_state import (
+    JobState,
+    ProcessState,
+    ServingState,
+    describe_job,
+    describe_process,
+)
 from sparring_cli.metrics.scrape import Credentials, Interval, Scrape, complete_url, scrape
 from sparring_cli.output import make_console, print_json
 from sparring_cli.registration import JsonOption, add_command
@@ -199,16 +205,26 @@ def _serving_table(processes: Sequence[ProcessState]) -> Table:
             _time(found.p99_seconds),
             "" if found.found_share is None else f"{found.found_share:.1%}",
             f"{found.failed:,.0f}",
-            "" if found.version_step is None else f"step {found.version_step:,.0f}",
+            _version(found),
             _time(found.staleness_seconds),
             _memory(each),
+            style="bold yellow" if found.is_behind else None,
         )
     return table
 
 
 def _learning_table(processes: Sequence[ProcessState]) -> Table:
     table = Table(title="Tables that learn", title_justify="left")
-    names = ("process", "role", "pushes/s", "waiting", "followers in sync", "lag", "pushes lost")
+    names = (
+        "process",
+        "role",
+        "pushes",
+        "pushes/s",
+        "waiting",
+        "followers in sync",
+        "lag",
+        "pushes lost",
+    )
     for name in names:
         table.add_column(name, justify="left" if name in ("process", "role") else "right")
     for each in processes:
@@ -217,14 +233,24 @@ def _learning_table(processes: Sequence[ProcessState]) -> Table:
         table.add_row(
             Text(_name(each)),
             found.role or "",
+            _count(found.pushed_steps),
             "" if found.pushes_per_second is None else f"{found.pushes_per_second:,.1f}",
             _count(found.pushes_waiting),
-            _count(found.followers_in_sync),
+            _count(found.followers_in_sync) + (", all behind" if found.lacks_follower else ""),
             _count(found.follower_lag_records),
             "yes" if found.are_pushes_lost else "no",
-            style="bold red" if found.are_pushes_lost else None,
+            style="bold red"
+            if found.are_pushes_lost
+            else "yellow"
+            if found.lacks_follower
+            else None,
         )
     return table
+
+
+def _version(found: ServingState) -> str:
+    step = "" if found.version_step is None else f"step {found.version_step:,.0f}"
+    return f"{step}, behind" if found.is_behind else step
 
 
 def _count(number: float | None) -> str:

@@ -31,6 +31,7 @@ class ServingState:
         failed: Number of calls with another status than OK.
         staleness_seconds: Age of the served version.
         version_step: Training step of the served version.
+        is_behind: Whether a newer version was rejected.
     """
 
     calls_per_second: float | None
@@ -40,6 +41,7 @@ class ServingState:
     failed: float
     staleness_seconds: float | None
     version_step: float | None
+    is_behind: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +49,23 @@ class LearningState:
     """Pushes to a shard of tables that learn.
 
     Args:
+        pushed_steps: Number of applied pushes; lower in a follower that is behind.
         pushes_per_second: Rate of applied pushes; None if only one reading is known.
         pushes_waiting: Number of pushes in the queue.
         role: ``leader`` or ``follower``; None for a shard without replicas.
         followers_in_sync: Number of followers of a leader that have every acknowledged push.
         follower_lag_records: Records that the slowest follower of a leader does not have.
+        lacks_follower: Whether a leader has followers, and none is in sync.
         are_pushes_lost: Whether acknowledged pushes may be missing.
     """
 
+    pushed_steps: float | None
     pushes_per_second: float | None
     pushes_waiting: float | None
     role: str | None
     followers_in_sync: float | None
     follower_lag_records: float | None
+    lacks_follower: bool
     are_pushes_lost: bool
 
 
@@ -185,6 +191,7 @@ def _serving(interval: Interval) -> ServingState | None:
         failed=sum(count for (code,), count in calls.items() if code != "OK"),
         staleness_seconds=interval.gauge("sparring_serving_staleness_seconds"),
         version_step=step,
+        is_behind=bool(interval.gauge("sparring_serving_is_behind")),
     )
 
 
@@ -197,11 +204,13 @@ def _learning(interval: Interval) -> LearningState | None:
     followers = interval.gauge("sparring_serving_followers_in_sync")
     lag = interval.gauge("sparring_serving_follower_lag_records")
     return LearningState(
+        pushed_steps=interval.gauge("sparring_serving_pushed_steps"),
         pushes_per_second=max(0.0, pushes) / interval.seconds if interval.seconds else None,
         pushes_waiting=interval.gauge("sparring_serving_pushes_waiting"),
         role=role,
         followers_in_sync=followers if is_leader else None,
         follower_lag_records=lag if is_leader else None,
+        lacks_follower=bool(interval.gauge("sparring_serving_lacks_follower")),
         are_pushes_lost=bool(interval.gauge("sparring_serving_pushes_lost")),
     )
 
