@@ -47,6 +47,8 @@ class GradientNorm(Tensor):
         is_copy: whether changes do not reach the gradients until ``parameter.grad`` is assigned.
     """
 
+    represents_gradients = True
+    """Whether the gradients have elements that the tensor does not have."""
     value: Tensor
     source: NormSource
     position: int

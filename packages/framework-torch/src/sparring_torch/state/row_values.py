@@ -25,7 +25,6 @@ from torch.optim.swa_utils import AveragedModel
 from sparring import StepContainer
 from sparring.adapter import join_container
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_torch.lookup.gradient_norm import GradientNorm
 from sparring_torch.state.copied_rows import copy_rows, read_rows
 from sparring_torch.state.copy_container import CopyContainer, drop_state
 
@@ -131,7 +130,7 @@ class RowsValue(Tensor):
             if result is not NotImplemented:
                 return result
         is_mixed = named.get("out") is not None or any(
-            isinstance(each, GradientNorm) for each in args
+            getattr(each, "represents_gradients", False) for each in args
         )
         rejected = next(
             (
