@@ -320,6 +320,18 @@ def test_rows_have_gradients_of_a_backward_pass_that_creates_a_graph() -> None:
     agree(model, expected)
 
 
+def test_values_in_the_groups_of_an_optimizer_are_rejected() -> None:
+    model = ours()
+    optimizer = Optimizer(model, torch.optim.SGD, lr=0.5)
+    norm: Any = optimizer.param_groups[0]["params"][-1]
+    for change in (lambda: norm.data, lambda: norm.mul_(0.5), lambda: nn.init.zeros_(norm)):
+        with (
+            torch.no_grad(),
+            pytest.raises(UnsupportedError, match="represents only their gradients"),
+        ):
+            change()
+
+
 def test_rows_freeze_with_the_parameters_of_their_optimizer() -> None:
     model = ours()
     optimizer = Optimizer(model, torch.optim.SGD, lr=0.5)

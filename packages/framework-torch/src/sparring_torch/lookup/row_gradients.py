@@ -20,6 +20,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partialmethod
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -53,6 +54,15 @@ class _Norm(nn.Parameter):
         # A copy belongs to no optimizer yet.
         return type(self), (Tensor.detach(self), self.requires_grad)
 
+    def reject_change(self, name: str, *_: object, **__: object) -> NoReturn:
+        """Raises the error of the method `name`, which would change the parameter."""
+        _reject_value(name)
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        """Raises, because only the gradients of rows are in an optimizer's `param_groups`."""
+        _reject_value("data")
+
     def register_hook(self, hook: object) -> NoReturn:
         """Raises, because no gradient of rows arrives at the parameter."""
         reject_hook("register_hook")
@@ -82,6 +92,19 @@ class _Norm(nn.Parameter):
             self.gradients.set_norm(self.position, value)
         elif value is not None:
             _reject_grad()
+
+
+def _reject_value(name: str) -> NoReturn:
+    raise UnsupportedError(
+        f"{name}: found a parameter in the param_groups of an Optimizer of rows, which represents only "
+        "their gradients, so the change would not reach the rows. Use weight_decay or another "
+        "hyper-parameter, or change model.parameters(), where averages of rows work",
+        operation=name,
+    )
+
+
+for _name in filter(is_change, dir(Tensor)):
+    setattr(_Norm, _name, partialmethod(_Norm.reject_change, _name))
 
 
 class Anchor(_Norm):
