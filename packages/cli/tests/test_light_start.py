@@ -26,9 +26,10 @@ COMPLETION = {"_SPARRING_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "spa
     [
         (["--help"], {}, "Report on this installation"),
         ([], COMPLETION, "doctor"),
+        ([], {**COMPLETION, "_TYPER_COMPLETE_ARGS": "sparring pu"}, "publish"),
         (["--version"], {}, "sparring "),
     ],
-    ids=["help", "completion", "version"],
+    ids=["help", "completion", "started word", "version"],
 )
 def test_the_start_imports_no_library(
     arguments: list[str], environment: dict[str, str], expected: str

@@ -160,8 +160,6 @@ Change = Callable[[list[nn.Parameter]], object]
 
 
 def each_gradient(change: Callable[[Any], object]) -> Change:
-    """Returns a function that changes the gradient of each parameter in place."""
-
     def change_all(parameters: list[nn.Parameter]) -> list[object]:
         return [change(each.grad) for each in parameters if each.grad is not None]
 
@@ -214,10 +212,9 @@ def test_changes_of_gradients_are_those_of_torch(change: Change, owners: str) ->
         if isinstance(of_theirs, Tensor):
             torch.testing.assert_close(found, of_theirs)
         sparse.step()
-        sparse.zero_grad()
-        dense.zero_grad()
         theirs.step()
-        theirs.zero_grad()
+        for each in (sparse, dense, theirs):
+            each.zero_grad()
         expected.dense.load_state_dict(model.dense.state_dict())
     agree(model, expected)
 

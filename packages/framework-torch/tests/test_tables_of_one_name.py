@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 import sparring_torch as st
 from sparring import StepContainer, StorageChoice, TableConfig
+from sparring.contracts import Collective, ShardingPlan, TableSharding
 from sparring.errors import InvalidArgumentError
+from sparring_testing.processes.rank_threads import run_ranks
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 from sparring_torch import torchrec
 
 IDS = torch.arange(6)
@@ -166,6 +169,26 @@ def test_a_module_in_the_same_container_replaces_one_that_is_gone() -> None:
         first.loop = [first]  # type: ignore[assignment]
         del first
         st.Embedding(4, name="items", container=container)
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "column_wise"])
+def test_a_former_name_is_used_in_every_sharding(kind: str, tmp_path: Path) -> None:
+    with StepContainer() as container:
+        container.declare(TableConfig("items", 4), StorageChoice("memory"))
+        container.assign("items", IDS.numpy(), torch.full((6, 4), 7.0).numpy())
+        container.save(str(tmp_path / "saved"))
+    rendezvous, columns = ThreadRendezvous(2), 2 if kind == "column_wise" else None
+    plan = ShardingPlan({"query.items": TableSharding(kind, columns=columns)})
+
+    def body(collective: Collective) -> Any:
+        with StepContainer(collective=collective, rendezvous=rendezvous, plan=plan) as container:
+            table = TableConfig("query.items", 4)
+            container.declare(table, StorageChoice("memory"), former_name="items")
+            container.load(str(tmp_path / "saved"))
+            return container.lookup_all([("query.items", IDS.numpy())])[0].rows
+
+    for rows in run_ranks(2, body):
+        assert (rows == 7).all()
 
 
 def test_a_former_name_is_used_only_if_the_name_is_missing(tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Arguments after the name of the program; None uses ``sys.argv``.
     """
     command = _find_command(sys.argv[1:] if arguments is None else arguments)
-    manager = make_plugin_manager() if command else make_plugin_manager(kinds=["commands"])
+    runs = bool(command) and "_SPARRING_COMPLETE" not in os.environ
+    manager = make_plugin_manager() if runs else make_plugin_manager(kinds=["commands"])
     context = CommandContext(manager)
     application = make_application(manager, command)
     try:

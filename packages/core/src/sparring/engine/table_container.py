@@ -63,7 +63,8 @@ class TableContainer:
         self.check_open()
         self.state.tables.declare(table, storage)
         if former_name is not None:
-            for entry in self.entry(table.name).parts:
+            whole = self.entry(table.name)
+            for entry in (whole, *whole.parts):
                 entry.former_name = former_name
 
     @property

@@ -152,6 +152,18 @@ def test_a_key_need_not_be_a_column_of_the_model(ending: str, tmp_path: Path) ->
     }
 
 
+def test_keys_of_csv_files_are_texts_whatever_the_first_ones_look_like(tmp_path: Path) -> None:
+    def written(name: str, begin: int, shop: str) -> None:
+        rows = [f"u{at % 9},{at % 2},{at},{shop}{at % 50}" for at in range(begin, begin + 400)]
+        (tmp_path / name).write_text("\n".join(["user,clicked,at,shop", *rows]))
+
+    keys = {"split": {"fraction": 0.3, "key": "shop"}, "validation": None}
+    written("b.csv", 0, "1")
+    before = part_of(parts(tmp_path, **keys))
+    written("a.csv", 1000, "x")
+    assert before.items() <= part_of(parts(tmp_path, **keys)).items()
+
+
 @pytest.mark.parametrize(
     "rule", [{"time": 0.1, "key": "user"}, {"leave_one_out": "user", "key": "user"}]
 )

@@ -225,6 +225,9 @@ class CsvRows:
         users = None if self.data.history is None else self.data.history.by
         rules = [each for each in (self.data.split, self.data.validation) if each is not None]
         ids = [column for each in rules for column in each.id_columns]
+        is_id = name in (*self.data.categorical, *(each.leave_one_out for each in rules), users)
+        if name in [each.key for each in rules] and not is_id:
+            return "string"  # of each file, whatever its first keys look like
         if name in (*self.data.categorical, *ids, users):
             if name in self.data.lists and self.data.separator is not None:
                 sample = [part for each in sample for part in each.split(self.data.separator)]
