@@ -1,15 +1,8 @@
 """The sparring plugin of this package. Importing it does not import sqlite3."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from sparring.contracts import StorageDescriptor, hookimpl
+from sparring.contracts import Storage, StorageDescriptor, TableConfig, hookimpl
 from sparring.errors import PluginError
 from sparring_sqlite import SqliteOptions
-
-if TYPE_CHECKING:
-    from sparring.contracts import Storage, TableConfig
 
 
 def _open(table: TableConfig, options: SqliteOptions) -> Storage:

@@ -161,7 +161,11 @@ class TableEntry:
         return self._described.name
 
     def saved_name(self, saved: Container[str]) -> str:
-        """Returns the name of this table among the tables that a snapshot contains."""
+        """Returns the name of this table in a snapshot.
+
+        Args:
+            saved: names of the snapshot's tables.
+        """
         name = self.table_name
         if name not in saved and self.former_name is not None and self.former_name in saved:
             return self.former_name
