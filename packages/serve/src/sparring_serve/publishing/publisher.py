@@ -23,7 +23,12 @@ from sparring_serve.publishing.base_check import note_damage
 from sparring_serve.publishing.evaluation import EvaluationCheck, EvaluationReport
 from sparring_serve.publishing.gate_file import read_gate, update_gate, without_pin_of_gate
 from sparring_serve.publishing.model_files import ReadModel
-from sparring_serve.publishing.version_list import chain_of, list_versions, newest_full
+from sparring_serve.publishing.version_list import (
+    chain_of,
+    list_unreadable,
+    list_versions,
+    newest_full,
+)
 from sparring_serve.publishing.version_names import next_name, place_version, version_name
 
 __all__ = [
@@ -148,6 +153,7 @@ def publish_newest(
         )
     snapshot = _snapshot_at(run_url)
     existing = list_versions(out_url)
+    unreadable = list_unreadable(out_url, existing)
     out = os.fspath(out_url).rstrip("/")
     changes, is_damaged = "", False
     done = [each for each in existing if existing[each].source.hash == snapshot.manifest_hash]
@@ -159,18 +165,20 @@ def publish_newest(
         is_damaged = is_newest and note_damage(
             out, chain_of(done[-1], existing), existing, hashes=False
         )
+        # Readers reject the folder because of an unreadable version with a greater name.
+        is_damaged |= is_newest and gate.pin != done[-1] and max(unreadable, default="") > done[-1]
         if not (changes or is_damaged):
             if gate.pin != done[-1]:
                 _check_is_newest(out, snapshot, done[-1], existing)
             _finish(out, published)
             return None
+    generation, name = place_version(out, snapshot, existing, unreadable)
     base = _base(out, snapshot, existing, options)
     report = None
     if quality is not None:  # before the vectors of items are computed
         served = existing.get(gate.pin or next(reversed(existing), ""))
         below = existing.get(done[-1] if done else base or "")
         report = _measure(quality, snapshot, options.quantize, below, served)
-    generation, name = place_version(snapshot, existing, open_root(out).exists)
     write_options = WriteOptions() if read_model is None else read_model(snapshot)
     write_options = replace(write_options, generation=generation)
     tables = {*snapshot.tables, *write_options.computed}
@@ -196,15 +204,33 @@ def publish_newest(
             "their data types; restart them to use the new one",
             out, done[-1], changes, name,
         )  # fmt: skip
-    if existing and generation > existing[list(existing)[-1]].generation:
-        newest = list(existing)[-1]
-        _log.warning(
-            "%s, step %s, follows %s, step %s, for example of an earlier run, and is the newest version "
-            "now. Servers of releases without generations reject it; update them",
-            url, f"{snapshot.step:,}", newest, f"{existing[newest].step:,}",
-        )  # fmt: skip
+    _note_order(f"{url}, step {snapshot.step:,},", generation, existing, unreadable)
     update_gate(out, without_pin_of_gate)
     return PublishResult(written, is_delta, tuple(_retain(out, options)), report)
+
+
+def _note_order(
+    published: str,
+    generation: int,
+    existing: Mapping[str, sparring_packed.ServingManifest],
+    unreadable: Collection[str],
+) -> None:
+    """Logs a warning if a version has a higher generation than those before it."""
+    newest = next(reversed(existing), "")
+    if generation == (existing[newest].generation if newest else 0):
+        return
+    follows = f"{newest}, step {existing[newest].step:,}" if newest else "no readable version"
+    damaged = max(unreadable, default="")
+    why = (
+        f"and the unreadable version {damaged}"
+        if damaged > newest
+        else "for example of an earlier run"
+    )
+    _log.warning(
+        "%s follows %s, %s, and is the newest version now. Servers of releases without generations "
+        "reject it; update them",
+        published, follows, why,
+    )  # fmt: skip
 
 
 def _measure(

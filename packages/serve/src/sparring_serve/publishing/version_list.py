@@ -10,7 +10,7 @@ import sparring_packed
 from sparring.adapter import open_root
 from sparring.errors import SnapshotError, SnapshotIOError
 
-__all__ = ["chain_of", "list_versions", "newest_full"]
+__all__ = ["chain_of", "list_unreadable", "list_versions", "newest_full"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,21 @@ def list_versions(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.
     for url in _manifests.keys() - read:  # of removed snapshots, and of other folders
         _manifests.pop(url, None)  # Another thread may have deleted it.
     return dict(sorted(found.items(), key=lambda each: (each[1].order, each[0])))
+
+
+def list_unreadable(
+    out_url: str | os.PathLike[str], existing: Mapping[str, sparring_packed.ServingManifest]
+) -> list[str]:
+    """Returns the names of committed versions that are not in the result of `list_versions`."""
+    place = open_root(out_url)
+    try:
+        return [each for each in place.names() if each not in existing and place.is_committed(each)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise SnapshotIOError(
+            f"cannot list {out_url}: {error}; check the folder and its permissions"
+        ) from error
 
 
 def newest_full(existing: Mapping[str, sparring_packed.ServingManifest]) -> str | None:
