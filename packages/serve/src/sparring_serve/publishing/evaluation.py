@@ -86,7 +86,7 @@ class EvaluationCheck:
         self,
         snapshot: Snapshot,
         quantize: Mapping[str, str],
-        served: sparring_packed.ServingManifest | None = None,
+        served: sparring_packed.ServingManifest | str | None = None,
     ) -> EvaluationReport:
         """Measures a snapshot. Repeated calls for the same snapshot return the first result.
 
@@ -95,13 +95,21 @@ class EvaluationCheck:
         Args:
             snapshot: Snapshot to publish.
             quantize: Table → data type.
-            served: The served version, if there is one.
+            served: The served version, if there is one; or its name, if its manifest cannot be read.
 
         Raises:
             MetricLossError: A limit is exceeded, or a metric is NaN.
             SnapshotError: The served version cannot be compared.
             SparringError: The configuration, its data or the snapshot cannot be read.
         """
+        if isinstance(served, str):
+            if self._limits.max_drop is not None:
+                raise _not_comparable(
+                    snapshot,
+                    f"{served} cannot be compared, because its manifest cannot be read",
+                    "if it is pinned, run sparring publish --unpin; otherwise",
+                )
+            served = None
         if self._measured is None or self._measured[0] != snapshot.manifest_hash:
             self._measured = snapshot.manifest_hash, self._measure(snapshot, quantize)
         found, limits = self._measured[1], self._limits
@@ -163,12 +171,11 @@ class EvaluationCheck:
                 self._served = key, self._published[served.source.hash]
             else:
                 folder = snapshot.url.rpartition("/")[0]
-                raise SnapshotError(
-                    f"snapshot {snapshot.url} is not published: the served version of step "
-                    f"{served.step:,} cannot be compared, because its snapshot {served.source.name} is "
-                    f"not in {folder}; publish once with --min instead of --not-worse-than-served, and "
-                    "increase snapshots.keep of the run",
-                    url=snapshot.url,
+                raise _not_comparable(
+                    snapshot,
+                    f"of step {served.step:,} cannot be compared, because its snapshot "
+                    f"{served.source.name} is not in {folder}",
+                    "increase snapshots.keep of the run, and",
                 )
         return self._served[1]
 
@@ -188,6 +195,14 @@ class EvaluationCheck:
 
 def _refused(snapshot: Snapshot, why: str) -> MetricLossError:
     return MetricLossError(f"snapshot {snapshot.url} is not published: {why}", url=snapshot.url)
+
+
+def _not_comparable(snapshot: Snapshot, why: str, fix: str) -> SnapshotError:
+    return SnapshotError(
+        f"snapshot {snapshot.url} is not published: the served version {why}; {fix} publish once with "
+        "--min instead of --not-worse-than-served",
+        url=snapshot.url,
+    )
 
 
 def _find_source(snapshot: Snapshot, served: sparring_packed.ServingManifest) -> Snapshot | None:

@@ -176,9 +176,11 @@ def publish_newest(
     base = _base(out, snapshot, existing, options)
     report = None
     if quality is not None:  # before the vectors of items are computed
-        served = existing.get(gate.pin or next(reversed(existing), ""))
+        used = gate.pin or next(reversed(existing), "") or max(unreadable, default="")
         below = existing.get(done[-1] if done else base or "")
-        report = _measure(quality, snapshot, options.quantize, below, served)
+        report = _measure(
+            quality, snapshot, options.quantize, below, existing.get(used, used or None)
+        )
     write_options = WriteOptions() if read_model is None else read_model(snapshot)
     write_options = replace(write_options, generation=generation)
     tables = {*snapshot.tables, *write_options.computed}
@@ -238,7 +240,7 @@ def _measure(
     snapshot: Snapshot,
     quantize: Mapping[str, str],
     base: sparring_packed.ServingManifest | None,
-    served: sparring_packed.ServingManifest | None,
+    served: sparring_packed.ServingManifest | str | None,
 ) -> EvaluationReport:
     # The tables of a delta have the data types of its base.
     inherited = {} if base is None else {each.name: each.dtype for each in base.tables}
