@@ -168,6 +168,30 @@ def test_the_gate_pins_a_version_of_the_newest_generation(runs: Runs) -> None:
     assert runs.step() == 90
 
 
+@pytest.mark.parametrize(
+    ("good_step", "bad", "pinned"),
+    [
+        (50, [], "step-000001000"),  # not step 20 of the earlier run
+        (250, [range(80, 400)], "step-000001000"),
+        (250, [range(150, 400)], "version-000001.step-000000090"),
+        (None, [], ""),
+    ],
+)
+def test_the_gate_does_not_compare_steps_of_different_runs(
+    runs: Runs, good_step: int | None, bad: list[range], pinned: str
+) -> None:
+    for run, step in (("first", 20), ("first", 1000), ("again", 90), ("again", 200)):
+        runs.publish(run, step)
+    assert close_gate(runs.out, "losses", good_step, bad).pin == pinned
+
+
+def test_the_version_that_the_gate_would_pin_is_kept(runs: Runs) -> None:
+    for run, step in (("first", 20), ("first", 1000), ("again", 90), ("again", 200)):
+        runs.publish(run, step)
+    runs.publish("again", 300, options=PublisherOptions({}, keep=2, keep_steps=(50,)))
+    assert close_gate(runs.out, "losses", 50).pin == "step-000001000"
+
+
 def test_versions_follow_unreadable_ones_with_greater_names(
     runs: Runs, caplog: pytest.LogCaptureFixture
 ) -> None:

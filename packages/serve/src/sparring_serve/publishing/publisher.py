@@ -28,6 +28,7 @@ from sparring_serve.publishing.version_list import (
     list_unreadable,
     list_versions,
     newest_full,
+    versions_until,
 )
 from sparring_serve.publishing.version_names import next_name, place_version, version_name
 
@@ -65,7 +66,7 @@ class PublisherOptions:
         max_delta_share: A full serving snapshot is written if the deltas of a chain have more rows
             than this share of its full serving snapshot, because servers keep both in memory.
         keep: Number of newest serving snapshots to keep, with all their bases.
-        keep_steps: For each of these steps, the newest serving snapshot that is not after it is also
+        keep_steps: For each of these steps, the serving snapshot that `close_gate` would pin is also
             kept, as is a pinned one.
         merges_separately: The caller writes full serving snapshots with `merge_layers`, while deltas are
             published. `publish_newest` only writes one if the chain exceeds four times the limits.
@@ -353,15 +354,12 @@ def close_gate(
     Args:
         out_url: URL of the folder of serving snapshots.
         reason: Reason for which the gate closes.
-        good_step: The newest serving snapshot that is not after this step is pinned; None: none.
+        good_step: The newest serving snapshot of the newest generation that is not after this step is
+            pinned. If there is none, the newest of the generations before is pinned, because their
+            steps are of other runs. None: none.
         bad_steps: Earlier steps whose serving snapshots are not pinned.
     """
-    existing = {} if good_step is None else list_versions(out_url)
-    good = [
-        name
-        for name, each in existing.items()
-        if each.step <= (good_step or 0) and not any(each.step in bad for bad in bad_steps)
-    ]
+    good = [] if good_step is None else versions_until(good_step, list_versions(out_url), bad_steps)
 
     def close(gate: sparring_packed.Gate) -> sparring_packed.Gate:
         gate = replace(gate, is_closed=True, reason=reason, since=time.time())
@@ -465,7 +463,7 @@ def _retain(out_url: str, options: PublisherOptions) -> list[str]:
         newest_full(existing) or "",
     ]
     for step in options.keep_steps:
-        names += [name for name in existing if existing[name].step <= step][-1:]
+        names += versions_until(step, existing)[-1:]
     kept = {each for name in names for each in chain_of(name, existing)}
     place = open_root(out_url)
     # Remove the newest first, so that no delta exists without its base.

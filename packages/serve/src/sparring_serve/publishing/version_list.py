@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import sparring_packed
 from sparring.adapter import open_root
 from sparring.errors import SnapshotError, SnapshotIOError
 
-__all__ = ["chain_of", "list_unreadable", "list_versions", "newest_full"]
+__all__ = ["chain_of", "list_unreadable", "list_versions", "newest_full", "versions_until"]
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +70,21 @@ def newest_full(existing: Mapping[str, sparring_packed.ServingManifest]) -> str 
     """Returns the name of the newest full version."""
     full = [name for name, each in existing.items() if each.base is None]
     return full[-1] if full else None
+
+
+def versions_until(
+    step: int,
+    existing: Mapping[str, sparring_packed.ServingManifest],
+    bad_steps: Sequence[range] = (),
+) -> list[str]:
+    """Returns the versions that are not after a step of the newest generation, newest last."""
+    generation = max((each.generation for each in existing.values()), default=0)
+    return [
+        name
+        for name, each in existing.items()
+        if each.generation < generation
+        or (each.step <= step and not any(each.step in bad for bad in bad_steps))
+    ]
 
 
 def chain_of(name: str, existing: Mapping[str, sparring_packed.ServingManifest]) -> list[str]:
