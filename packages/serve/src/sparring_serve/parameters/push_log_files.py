@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -25,6 +25,7 @@ __all__ = [
     "RecordKind",
     "Segment",
     "add_positions",
+    "base_in",
     "boot_id",
     "head_of",
     "number_of",
@@ -115,19 +116,27 @@ class Segment:
         base: str | None = self.header["base"]
         return base
 
+    @property
+    def identity(self) -> Base | None:
+        """Snapshot that the segment follows, or None, like `base`."""
+        return base_in(self.header)
+
     def has_base(self, base: Base) -> bool:
         """Returns whether the segment follows a snapshot."""
-        if self.base is None:
-            return False
-        header = self.header
-        own = Base(self.base, header.get("base_save", ""), header.get("base_hash", ""))
-        return own.is_same(base)
+        return self.identity is not None and self.identity.is_same(base)
 
     @property
     def position(self) -> int:
         """Number of records in the history of the shard before the first push of the segment."""
         position: int = self.header.get("position", 0)
         return position
+
+
+def base_in(header: Mapping[str, Any]) -> Base | None:
+    """Returns the snapshot in the header of a segment, if there is one."""
+    if header["base"] is None:
+        return None
+    return Base(header["base"], header.get("base_save", ""), header.get("base_hash", ""))
 
 
 def read_segment(path: Path, num_shards: int) -> Segment | None:
