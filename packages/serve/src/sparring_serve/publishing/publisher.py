@@ -19,7 +19,7 @@ from sparring.errors import (
     UnknownTableError,
 )
 from sparring_packed import WriteOptions
-from sparring_serve.publishing.base_check import note_damage
+from sparring_serve.publishing.base_check import describe_damage
 from sparring_serve.publishing.evaluation import EvaluationCheck, EvaluationReport
 from sparring_serve.publishing.gate_file import read_gate, update_gate, without_pin_of_gate
 from sparring_serve.publishing.model_files import ReadModel
@@ -156,25 +156,26 @@ def publish_newest(
     existing = list_versions(out_url)
     unreadable = list_unreadable(out_url, existing)
     out = os.fspath(out_url).rstrip("/")
-    changes, is_damaged = "", False
+    changes, damage, is_hidden = "", "", False
     done = [each for each in existing if existing[each].source.hash == snapshot.manifest_hash]
     if done:
         published = existing[done[-1]]
         quantize = _quantize(snapshot, published.tables_by_name, options.quantize)
         changes = _dtype_changes(published, quantize)
-        is_newest = done[-1] == list(existing)[-1]
-        is_damaged = is_newest and note_damage(
-            out, chain_of(done[-1], existing), existing, hashes=False
-        )
-        # Readers reject the folder because of an unreadable version with a greater name.
-        is_damaged |= is_newest and gate.pin != done[-1] and max(unreadable, default="") > done[-1]
-        if not (changes or is_damaged):
+        if done[-1] == list(existing)[-1]:
+            damage = describe_damage(out, chain_of(done[-1], existing), existing, hashes=False)
+            # Readers reject the folder because of an unreadable version with a greater name.
+            is_hidden = gate.pin != done[-1] and max(unreadable, default="") > done[-1]
+        if not (changes or damage or is_hidden):
             if gate.pin != done[-1]:
                 _check_is_newest(out, snapshot, done[-1], existing)
             _finish(out, published)
             return None
     generation, name = place_version(out, snapshot, existing, unreadable)
-    base = _base(out, snapshot, existing, options)
+    base = _base(snapshot, existing, options)
+    if base is not None:
+        damage = describe_damage(out, chain_of(base, existing), existing)
+        base = None if damage else base
     report = None
     if quality is not None:  # before the vectors of items are computed
         used = gate.pin or next(reversed(existing), "") or max(unreadable, default="")
@@ -182,6 +183,8 @@ def publish_newest(
         report = _measure(
             quality, snapshot, options.quantize, below, existing.get(used, used or None)
         )
+    if damage:  # and the model is not refused
+        _log.warning("%s", damage)
     write_options = WriteOptions() if read_model is None else read_model(snapshot)
     write_options = replace(write_options, generation=generation)
     tables = {*snapshot.tables, *write_options.computed}
@@ -190,17 +193,10 @@ def publish_newest(
         # Tables without an entry keep their current data type.
         kept = {each.name: each.dtype for each in existing[done[-1]].tables if each.name in tables}
         quantize = kept | quantize
-    url, written = f"{out}/{name}", None
-    if base is not None:
-        try:
-            written = sparring_packed.write(
-                snapshot.url, url, quantize=quantize, base=f"{out}/{base}", options=write_options
-            )
-        except InvalidArgumentError as error:
-            _log.info("writing a full serving snapshot instead of a delta: %s", error)
-    is_delta = written is not None
-    if written is None:
-        written = sparring_packed.write(snapshot.url, url, quantize=quantize, options=write_options)
+    url = f"{out}/{name}"
+    written, is_delta = _write(
+        snapshot, url, None if base is None else f"{out}/{base}", quantize, write_options
+    )
     if changes:
         _log.warning(
             "%s/%s was published with table %s; it was published again as %s. Running servers keep "
@@ -210,6 +206,26 @@ def publish_newest(
     _note_order(f"{url}, step {snapshot.step:,},", generation, existing, unreadable)
     update_gate(out, without_pin_of_gate)
     return PublishResult(written, is_delta, tuple(_retain(out, options)), report)
+
+
+def _write(
+    snapshot: Snapshot,
+    url: str,
+    base_url: str | None,
+    quantize: Mapping[str, str],
+    options: WriteOptions,
+) -> tuple[sparring_packed.WriteResult, bool]:
+    """Returns what was written, and whether it is a delta."""
+    if base_url is not None:
+        try:
+            written = sparring_packed.write(
+                snapshot.url, url, quantize=quantize, base=base_url, options=options
+            )
+        except InvalidArgumentError as error:
+            _log.info("writing a full serving snapshot instead of a delta: %s", error)
+        else:
+            return written, True
+    return sparring_packed.write(snapshot.url, url, quantize=quantize, options=options), False
 
 
 def _note_order(
@@ -408,12 +424,11 @@ def _dtype_changes(published: sparring_packed.ServingManifest, quantize: Mapping
 
 
 def _base(
-    out: str,
     snapshot: Snapshot,
     existing: Mapping[str, sparring_packed.ServingManifest],
     options: PublisherOptions,
 ) -> str | None:
-    """Returns the intact base for a delta; None if a full serving snapshot is due."""
+    """Returns the base for a delta; None if a full serving snapshot is due."""
     if not existing:
         return None
     name = list(existing)[-1]
@@ -431,7 +446,7 @@ def _base(
     factor = _MERGE_FACTOR if options.merges_separately else 1
     if chain[-1] in existing and _is_long(chain, existing, options, factor):
         return None
-    return None if note_damage(out, chain, existing) else name
+    return name
 
 
 def _is_long(

@@ -17,6 +17,8 @@ _log = logging.getLogger(__name__)
 _manifests: dict[str, tuple[tuple[int, ...], sparring_packed.ServingManifest]] = {}
 """Manifests that were read before: URL → identity and manifest. Manifests do not change, and a process
 that publishes every second would otherwise read all of them each time."""
+_reported: dict[str, str] = {}
+"""URL of a version with a damaged manifest → the damage, which is reported once."""
 
 
 def list_versions(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.ServingManifest]:
@@ -42,12 +44,16 @@ def list_versions(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.
         try:
             found[name] = sparring_packed.read_manifest(url)
         except SnapshotError as error:
-            _log.warning("serving snapshot %s is ignored: %s", name, error)
+            if _reported.get(url) != str(error):
+                _log.warning("serving snapshot %s is ignored: %s", name, error)
+                _reported[url] = str(error)
             continue
         if identity is not None:
             _manifests[url] = identity, found[name]
     for url in _manifests.keys() - read:  # of removed snapshots, and of other folders
         _manifests.pop(url, None)  # Another thread may have deleted it.
+    for url in _reported.keys() - read:
+        _reported.pop(url, None)
     return dict(sorted(found.items(), key=lambda each: (each[1].order, each[0])))
 
 
