@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,3 +66,12 @@ def test_a_served_version_that_cannot_be_read_is_not_skipped(
     else:
         runs.check = runs.make_check(minimums={"auc": 0.5})
     assert runs.publish_checked() is not None
+
+
+def test_a_version_whose_snapshot_was_removed_is_not_compared_with_an_older_measurement(
+    runs: Checked,
+) -> None:
+    assert runs.publish_checked(1) is not None
+    shutil.rmtree(runs.path / "run" / "step-000000001")
+    with pytest.raises(SnapshotError, match=r"of step 1 cannot be compared, .*snapshots\.keep"):
+        runs.publish_checked(2)

@@ -80,7 +80,6 @@ class EvaluationCheck:
         self._config, self._limits, self._manager = config, limits, plugin_manager
         self._measured: tuple[str, _Measured] | None = None
         self._served: tuple[tuple[str, str], MetricValue] | None = None
-        self._published: dict[str, MetricValue] = {}
 
     def check(
         self,
@@ -135,7 +134,6 @@ class EvaluationCheck:
                     f"served version of step {served.step:,}, worse by more than --not-worse-than-served "
                     f"{limits.max_drop:g}; train longer, or increase it",
                 )
-        self._published = {snapshot.manifest_hash: found.after}
         return EvaluationReport(
             found.before.metric,
             found.before.value,
@@ -163,13 +161,7 @@ class EvaluationCheck:
         key = snapshot.manifest_hash, served.hash
         if self._served is None or self._served[0] != key:
             source = _find_source(snapshot, served)
-            if source is not None:
-                types = {each.name: each.dtype for each in served.tables}
-                types = {name: types[name] for name in source.tables if name in types}
-                self._served = key, self._quality(source, types, snapshot.url)[0]
-            elif served.source.hash in self._published:
-                self._served = key, self._published[served.source.hash]
-            else:
+            if source is None:
                 folder = snapshot.url.rpartition("/")[0]
                 raise _not_comparable(
                     snapshot,
@@ -177,6 +169,9 @@ class EvaluationCheck:
                     f"{served.source.name} is not in {folder}",
                     "increase snapshots.keep of the run, and",
                 )
+            types = {each.name: each.dtype for each in served.tables}
+            types = {name: types[name] for name in source.tables if name in types}
+            self._served = key, self._quality(source, types, snapshot.url)[0]
         return self._served[1]
 
     def _quality(
