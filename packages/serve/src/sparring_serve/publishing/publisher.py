@@ -235,7 +235,7 @@ def _note_order(
     unreadable: Collection[str],
 ) -> None:
     """Logs a warning if a version has a higher generation than those before it."""
-    newest = next(reversed(existing), "")
+    newest = list(existing)[-1] if existing else ""
     if generation == (existing[newest].generation if newest else 0):
         return
     follows = f"{newest}, step {existing[newest].step:,}" if newest else "no readable version"
