@@ -28,6 +28,7 @@ from typing import Any
 
 from reliability.report import Report
 from sparring.errors import StorageIOError
+from sparring_serve.parameters.push_log_files import Base
 from sparring_serve.replication.records import (
     LostLogError,
     ReadState,
@@ -52,7 +53,7 @@ class _Log:
 
     def __init__(self, world: _World) -> None:
         self._world = world
-        self.base = ("", 0)
+        self.base = (Base(""), 0)
         self.epoch = 0
         self.loading: ReplicateRequest | None = None
         self.records: list[Record] = []
@@ -82,11 +83,11 @@ class _Log:
     def drop_before(self, position: int) -> None:
         url = bytes(self.records[position - self.base[1] - 1].payload).decode()
         self.records = self.records[position - self.base[1] :]
-        self.base = (url, position)
+        self.base = (Base(url), position)
 
-    def reset(self, base: tuple[str, int], epoch: int) -> None:
+    def reset(self, base: tuple[Base, int], epoch: int) -> None:
         self.base, self.epoch, self.records = base, epoch, []
-        self.pushes = list(self._world.snapshots.get(base[0], []))
+        self.pushes = list(self._world.snapshots.get(base[0].url, []))
 
 
 class _CrashError(Exception):
@@ -301,11 +302,11 @@ class _World:
         if request is None or follower.log.loading is request:
             return
         follower.log.loading = request
-        follower.log.reset(("", 0), 0)
+        follower.log.reset((Base(""), 0), 0)
         self.counts["resets"] += 1
 
         def finish(request: ReplicateRequest = request) -> None:
-            follower.log.reset((request.base, request.kept_from), request.epoch)
+            follower.log.reset((Base(request.base), request.kept_from), request.epoch)
             replica.finish_reset()
 
         self.at(self.draw.uniform(0, 0.3), finish, follower)

@@ -7,12 +7,16 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import xxhash
 
+from sparring import Snapshot
 from sparring_serve.publishing import base_check
-from sparring_serve.publishing.publisher import PublisherOptions, find_merge
+from sparring_serve.publishing.evaluation import EvaluationCheck, MetricLossError
+from sparring_serve.publishing.publisher import PublisherOptions, find_merge, publish_newest
+from sparring_serve.publishing.version_list import list_versions
 from sparring_testing.faults.damaged_file import flip_byte
 
 from .test_publish_and_serve import KEYS, Run
@@ -80,10 +84,14 @@ def test_an_unusable_version_is_published_again(
     assert run.publish() is None
 
 
-def test_a_name_with_a_damaged_manifest_is_not_used_again(run: Run) -> None:
+def test_a_name_with_a_damaged_manifest_is_not_used_again(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
     flip_byte(file_of(run, "step-002", "manifest.json"), -9)
     published = run.publish()
     assert published.written.url.endswith("step-002-002")
+    list_versions(run.out)
+    assert len([each for each in caplog.messages if "step-002 is ignored" in each]) == 1
     with sparring_packed.open(run.out) as tables:
         assert tables.version.step == 2
 
@@ -105,3 +113,40 @@ def test_a_publisher_reads_each_file_once(run: Run, monkeypatch: pytest.MonkeyPa
     # All files of the chain first, and then those of the newest delta.
     own = len(list((Path(run.out) / "step-003").glob("*"))) - 1
     assert numbers[0] > numbers[1] == numbers[2] == own
+
+
+class Refusing:
+    """Refuses each model."""
+
+    def check(self, snapshot: Snapshot, *_: Any) -> None:
+        raise MetricLossError("worse", url=snapshot.url)
+
+
+def test_damage_below_a_refused_model_is_found_once_and_not_reported(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = file_of(run, "step-002", "rows.item*")
+    content = path.read_bytes()
+    flip_byte(path, -1)
+    run.save(KEYS[:9], is_delta=True)
+    hashed: list[int] = []
+    options, refusing = PublisherOptions({}, full_every=16), cast("EvaluationCheck", Refusing())
+    for _ in range(3):
+        with pytest.raises(MetricLossError):
+            publish_newest(run.url, run.out, options, refusing)
+        monkeypatch.setattr(base_check, "_hash", lambda *_: hashed.append(1))
+    assert not caplog.messages
+    assert not hashed
+    monkeypatch.undo()
+    path.unlink()
+    path.write_bytes(content)
+    assert run.publish().is_delta
+
+
+def test_a_refused_model_is_not_reported_as_published_again(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    file_of(run, "step-002", "rows.item*").unlink()
+    with pytest.raises(MetricLossError):
+        publish_newest(run.url, run.out, PublisherOptions({}), cast("EvaluationCheck", Refusing()))
+    assert not caplog.messages

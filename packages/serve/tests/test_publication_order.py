@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from contextlib import ExitStack
 from pathlib import Path
@@ -165,6 +166,65 @@ def test_the_gate_pins_a_version_of_the_newest_generation(runs: Runs) -> None:
     gate = close_gate(runs.out, "losses", 100)
     assert gate.pin == "version-000001.step-000000090"
     assert runs.step() == 90
+
+
+@pytest.mark.parametrize(
+    ("good_step", "bad", "pinned"),
+    [
+        (50, [], "step-000001000"),  # not step 20 of the earlier run
+        (250, [range(80, 400)], "step-000001000"),
+        (250, [range(150, 400)], "version-000001.step-000000090"),
+        (None, [], ""),
+    ],
+)
+def test_the_gate_does_not_compare_steps_of_different_runs(
+    runs: Runs, good_step: int | None, bad: list[range], pinned: str
+) -> None:
+    for run, step in (("first", 20), ("first", 1000), ("again", 90), ("again", 200)):
+        runs.publish(run, step)
+    assert close_gate(runs.out, "losses", good_step, bad).pin == pinned
+
+
+def test_the_version_that_the_gate_would_pin_is_kept(runs: Runs) -> None:
+    for run, step in (("first", 20), ("first", 1000), ("again", 90), ("again", 200)):
+        runs.publish(run, step)
+    runs.publish("again", 300, options=PublisherOptions({}, keep=2, keep_steps=(50,)))
+    assert close_gate(runs.out, "losses", 50).pin == "step-000001000"
+
+
+def test_versions_follow_unreadable_ones_with_greater_names(
+    runs: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
+    def damage(name: str) -> None:
+        flip_byte(runs.out / name / "manifest.json", -9)
+
+    damage(runs.publish("only", 1000))
+    assert runs.publish("other", 5) == "version-000001.step-000000005"
+    assert runs.step() == 5
+    assert "step 5, follows no readable version, and the unreadable version step-0" in caplog.text
+    damage(runs.publish("second", 3))
+    for step in (2000, 2010):
+        runs.publish("other", step)
+        assert runs.step() == step
+    # The newest readable version is published again if readers reject the folder.
+    shutil.copytree(runs.out / "step-000001000", runs.out / "version-000004.step-000000001")
+    assert publish_newest(runs.path / "other", runs.out, ALL) is not None
+    assert runs.step() == 2010
+    assert publish_newest(runs.path / "other", runs.out, ALL) is None
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_name_that_no_generation_exceeds_is_rejected(runs: Runs, is_damaged: bool) -> None:
+    runs.save("first", 1000)
+    (runs.path / "first" / "step-000001000").rename(runs.path / "first" / "warm")
+    publish_newest(runs.path / "first" / "warm", runs.out, ALL)
+    if is_damaged:
+        flip_byte(runs.out / "warm" / "manifest.json", -9)
+    with pytest.raises(SnapshotError, match=r"contains warm, whose .*move warm out of this one"):
+        runs.publish("again", 5)
+    (runs.out / "warm").rename(runs.path / "warm")
+    assert publish_newest(runs.path / "again", runs.out, ALL) is not None
+    assert runs.step() == 5
 
 
 @pytest.mark.parametrize("damage", ["rows.item.*", "manifest.json"])

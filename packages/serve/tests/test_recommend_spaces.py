@@ -81,7 +81,7 @@ def model(**described: Any) -> dict[str, bytes]:
 
 
 def test_keys_are_rejected_by_the_model_of_a_version_without_vectors(
-    kind: str, open_servers: Serve, folder: Folder
+    kind: str, open_servers: Serve, folder: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder.publish_rows(TABLES, 2, model=model(vectors=[]))
     server = open_servers(kind, folder)
@@ -99,6 +99,14 @@ def test_keys_are_rejected_by_the_model_of_a_version_without_vectors(
             folder.publish_rows(TABLES, step, model=described)
             assert server.refresh().is_new
             client.describe()
+            caplog.clear()
             for _ in range(2):
                 found = client.recommend("item", {"user": [1]}, 2)
                 assert (found.keys.tolist(), found.version.step) == ([[1, 2]], step)
+            told = [each for each in caplog.messages if "earlier release" in each]
+            if step == 4:
+                [message] = told
+                assert f"version {found.version.hash}, step 4, of" in message
+                assert message.endswith("or this one again to another folder")
+            else:
+                assert not told

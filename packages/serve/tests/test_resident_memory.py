@@ -33,7 +33,8 @@ def process(tmp_path: Path, kind: str) -> Iterator[tuple[subprocess.Popen[str], 
     config = tmp_path / "serving.yaml"
     config.write_text(
         f"snapshots: {folder.served}\n"
-        f"server: {{front_end: {kind}, address: '127.0.0.1:0', max_bytes_in_flight: {IN_FLIGHT_BYTES}}}\n"
+        f"server: {{front_end: {kind}, address: '127.0.0.1:0', max_bytes_in_flight: {IN_FLIGHT_BYTES}, "
+        "max_deadline_seconds: 120}\n"
     )
     command = [sys.executable, "-m", "sparring", "serve", str(config)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as started:
@@ -65,9 +66,9 @@ def test_large_calls_leave_less_memory_than_the_limit_of_calls_in_flight(
         address, options=[("grpc.max_receive_message_length", -1)]
     ) as channel:
         pull = channel.unary_unary(f"/{SERVICE}/Pull")
-        pull(content, timeout=9)
+        pull(content, timeout=60)
         before = anonymous_bytes(started.pid)
         for _ in range(10):
-            for each in [pull.future(content, timeout=9) for _ in range(3)]:
+            for each in [pull.future(content, timeout=60) for _ in range(3)]:
                 assert len(each.result()) > 25_000_000
     assert anonymous_bytes(started.pid) - before < IN_FLIGHT_BYTES

@@ -20,7 +20,7 @@ from sparring_serve import (
     LookupClient,
 )
 from sparring_serve.server.call_lane import CallLane
-from sparring_serve.server.silent_calls import MAX_SILENT_CALLS, SilentCalls
+from sparring_serve.server.silent_calls import MAX_SILENT_CALLS, SilentCalls, num_slow_calls
 from sparring_serve.testing import RawConnection, framed_message
 from sparring_serve.testing.front_ends import (
     FrontEnd,
@@ -30,7 +30,7 @@ from sparring_serve.testing.front_ends import (
     read_metrics,
 )
 from sparring_serve.testing.memory_servers import open_learning_server, open_memory_server
-from sparring_serve.wire.fields import encode
+from sparring_serve.wire.fields import MAX_BYTES, encode
 from sparring_serve.wire.messages import SERVICE, PullRequest, TableIds
 from sparring_serve.wire.open_inference import HEALTH, INFERENCE
 from sparring_testing.processes.deadlines import check_with_deadlines
@@ -206,7 +206,7 @@ def test_renewed_silent_calls_end_the_oldest_ones_and_no_call_with_a_message(
     serve: Serve, connect: Any
 ) -> None:
     server, cancelled = (
-        serve(threads=1, max_deadline_seconds=120),
+        serve(threads=1, max_deadline_seconds=120, max_bytes_in_flight=16 << 30),
         'pulls_total{code="CANCELLED",table=""}',
     )
     connections = [connect(server) for _ in range(3)]
@@ -225,6 +225,25 @@ def test_renewed_silent_calls_end_the_oldest_ones_and_no_call_with_a_message(
     connection, newest = streams[-1]
     connection.send(newest, PULL, is_last=True)
     assert connection.status(newest, PATIENCE) == OK
+
+
+@KINDS_AND_LEARNING
+def test_parts_of_messages_need_no_more_memory_than_calls_in_flight(
+    serve: Serve, connect: Any
+) -> None:
+    connection = connect(serve(max_deadline_seconds=120, max_bytes_in_flight=5 * MAX_BYTES))
+    streams = [connection.begin(f"/{SERVICE}/Pull", timeout="90S") for _ in range(20)]
+    for each in streams:
+        connection.send(each, PULL[:-3])
+    assert [connection.status(each, PATIENCE) for each in streams[5:]] == [CANCELLED] * 15
+    for each in streams[:5]:
+        connection.send(each, PULL[-3:], is_last=True)
+    assert [connection.status(each, PATIENCE) for each in streams[:5]] == [OK] * 5
+
+
+@pytest.mark.parametrize(("size", "number"), [(1 << 16, 4), (1 << 30, 16), (1 << 40, 256)])
+def test_the_number_of_calls_that_may_be_slow(size: int, number: int) -> None:
+    assert num_slow_calls(size) == number
 
 
 def test_the_address_with_most_silent_calls_loses_its_oldest() -> None:

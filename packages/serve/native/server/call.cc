@@ -125,9 +125,14 @@ double Call::remaining_seconds() const {
 }
 
 void Call::wait_for_message() {
+  constexpr double kForever = std::numeric_limits<double>::infinity();
+  const bool may_be_slow = silent().enter(context_->peer(), context_->c_call(), silent_place_);
+  double seconds = may_be_slow ? kForever : SilentCalls::kSlowSeconds;
   if (!method_->needs_deadline) {
-    const double seconds =
-        is_probe() ? kProbeMessageSeconds : environment_.service.settings().max_deadline_seconds;
+    seconds = std::min(seconds, is_probe() ? kProbeMessageSeconds
+                                           : environment_.service.settings().max_deadline_seconds);
+  }
+  if (seconds < kForever) {
     num_references_ = 2;
     // The alarm may ring while the call ends, after which `context_` is gone.
     cancelled_by_alarm_ = context_->c_call();
@@ -146,7 +151,6 @@ void Call::wait_for_message() {
       release();
     });
   }
-  silent().enter(context_->peer(), context_->c_call(), silent_place_);
   const Handoff handoff(this);
   StartRead(&request_);
 }

@@ -48,6 +48,7 @@ FrontEnd::FrontEnd(const Settings& settings)
                   : nullptr),
       calls_(kCallsPerThread * settings.threads),
       probes_(kMaxProbes),
+      silent_calls_(SilentCalls::num_slow_calls(settings.max_bytes_in_flight)),
       refresher_(std::make_unique<Refresher>(tables_, metrics_, settings.poll_seconds)),
       work_(settings.threads),
       environment_{service_, *refresher_, tokens_.get(), quotas_.get(), work_,

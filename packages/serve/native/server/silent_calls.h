@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <list>
 #include <map>
 #include <mutex>
@@ -24,8 +25,18 @@ class SilentCalls {
 
  public:
   static constexpr size_t kMaxCalls = 256;
+  // Maximum time to wait for the message of a call, if as many calls as may be slow wait already.
+  static constexpr double kSlowSeconds = 2.0;
 
-  explicit SilentCalls(size_t max_calls = kMaxCalls) : max_calls_(max_calls) {}
+  // Returns the number of calls whose messages may arrive slowly, so that parts of messages do not need more
+  // memory than `max_bytes_in_flight`; at least 4.
+  static size_t num_slow_calls(int64_t max_bytes_in_flight) {
+    constexpr int64_t kMaxMessageBytes = 64 << 20, kMinSlowCalls = 4;
+    return static_cast<size_t>(std::clamp<int64_t>(max_bytes_in_flight / kMaxMessageBytes, kMinSlowCalls,
+                                                   static_cast<int64_t>(kMaxCalls)));
+  }
+
+  explicit SilentCalls(size_t num_slow = kMaxCalls) : num_slow_(num_slow) {}
 
   // Place of a call.
   struct Place {
@@ -34,13 +45,16 @@ class SilentCalls {
     bool is_counted = false;  // protected by the lock, like the others
   };
 
-  // Counts a call. `peer` is its address with the port of the connection; `place` exists until `leave`.
-  void enter(const std::string& peer, grpc_call* call, Place& place) {
+  // Counts a call, and returns whether its message may take longer than `kSlowSeconds`. `peer` is its address
+  // with the port of the connection; `place` exists until `leave`.
+  bool enter(const std::string& peer, grpc_call* call, Place& place) {
     grpc_call_ref(call);
     grpc_call* evicted = nullptr;
+    bool may_be_slow = false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (num_calls_ >= max_calls_) {
+      may_be_slow = num_calls_ < num_slow_;
+      if (num_calls_ >= kMaxCalls) {
         const auto greediest =
             std::max_element(hosts_.begin(), hosts_.end(), [](const auto& left, const auto& right) {
               return left.second.size() < right.second.size();
@@ -52,9 +66,11 @@ class SilentCalls {
       place.is_counted = true;
       ++num_calls_;
     }
-    if (evicted == nullptr) return;
-    grpc_call_cancel(evicted, nullptr);
-    grpc_call_unref(evicted);
+    if (evicted != nullptr) {
+      grpc_call_cancel(evicted, nullptr);
+      grpc_call_unref(evicted);
+    }
+    return may_be_slow;
   }
 
   // Ends the wait of a call, which may have been cancelled.
@@ -83,7 +99,7 @@ class SilentCalls {
     return call;
   }
 
-  const size_t max_calls_;
+  const size_t num_slow_;
   std::mutex mutex_;
   size_t num_calls_ = 0;
   std::map<std::string, Calls> hosts_;

@@ -13,7 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring_serve import ParameterClient, ServingConfig, open_parameter_server
+from sparring_serve import (
+    ClientConfig,
+    ParameterClient,
+    ServingConfig,
+    open_parameter_server,
+)
 from sparring_serve.parameters.push_log_files import MAGIC, RecordKind, head_of, read_records
 from sparring_serve.server.lookup_server import LookupServer
 from sparring_testing.processes.waiting import free_ports
@@ -44,7 +49,7 @@ class Service:
         self._closing.close()
 
     def client(self) -> ParameterClient:
-        return ParameterClient(self.config.shard_map)
+        return ParameterClient(self.config.shard_map, ClientConfig(deadline_seconds=9))
 
     def push(self, times: int) -> None:
         with self.client() as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,15 @@ import xxhash
 
 from sparring import list_snapshots
 from sparring.errors import SnapshotError, StorageIOError
-from sparring_serve.parameters.push_log import PushLog
+from sparring_serve.declaration import ReplicationConfig
+from sparring_serve.parameters.push_log import PushLog, ResumeResult
 from sparring_serve.parameters.push_log_files import Base
+from sparring_serve.replication.owner import ReplicaPlace
+from sparring_serve.replication.shard_replication import ShardReplication
+from sparring_serve.replication.store import MemoryStore
 from sparring_serve.status import Status, StatusError
+from sparring_serve.testing import FaultyTransport
+from sparring_serve.wire.messages import ReplicateRequest
 
 from .conftest import Shards, made_gradients
 
@@ -117,6 +124,62 @@ def test_followers_can_read_segments_of_releases_without_positions(tmp_path: Pat
     log.resume(Base(""), lambda _: None)
     assert log.position == 3
     assert [each.payload for each in log.read(0)] == [b"0", b"1", b"2"]
+    log.close()
+
+
+def test_a_log_that_was_restored_names_its_snapshot_at_the_new_path(tmp_path: Path) -> None:
+    log = PushLog(tmp_path, 0, 1, 1 << 20, 0)
+    log.resume(Base(""), lambda _: None)
+    log.append(b"before")
+    number = log.begin(Base("/old/good", save="token"), is_record=True)
+    log.append(b"after")
+    log.commit(number)
+    log.close()
+    for url in ("/new/good", "/third/good"):
+        log = PushLog(tmp_path, 0, 1, 1 << 20, 0)
+        assert log.resume(Base(url, "token", "hash"), lambda _: None) == ResumeResult(1, "")
+        assert (log.start.base, log.start.position) == (Base(url, "token", "hash"), 2)
+        assert [bytes(each.payload) for each in log.read(2)] == [b"after"]
+        log.close()
+
+
+class Rows:
+    """A follower's rows."""
+
+    lost = ""
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
+
+    def base_of(self, url: str) -> Base:
+        return Base(url, "token")
+
+    def reset_rows(self, base: str) -> None:
+        self.loaded.append(base)
+
+    def adopt(self, incarnation: int, lost: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("save", "loaded"), [("token", ["/a/good"]), ("", ["/a/good"]), ("another", [])]
+)
+def test_a_follower_loads_only_the_snapshot_of_its_leader(
+    tmp_path: Path, save: str, loaded: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    log = PushLog(tmp_path, 0, 1, 1 << 20, 0)
+    log.resume(Base(""), lambda _: None)
+    rows: Any = Rows()
+    config = ReplicationConfig(store="redis://localhost", lease_seconds=0.2)
+    place = ReplicaPlace(0, 1, "a:2", ("a:1",), is_first=False, key="shard")
+    follower = ShardReplication(
+        rows, log, threading.RLock(), config, place, FaultyTransport({}), MemoryStore()
+    )
+    reset = ReplicateRequest(2, "a:1", kept_from=7, is_reset=True, base="/a/good", base_save=save)
+    follower._reset(reset, 5, "")
+    assert rows.loaded == loaded
+    assert (log.position, log.epoch) == ((7, 2) if loaded else (0, -1))
+    assert ("another snapshot than that of the leader" in caplog.text) == (not loaded)
     log.close()
 
 

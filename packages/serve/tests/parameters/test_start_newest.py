@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from sparring import open_snapshot
 from sparring.errors import SnapshotError
+from sparring_serve.parameters.push_log_files import Base, find_base
 from sparring_serve.parameters.service import ParameterService
 from sparring_testing.faults.damaged_file import flip_byte
 
@@ -74,3 +77,22 @@ def test_a_folder_without_snapshots_starts_without_rows(
 ) -> None:
     service = start(make_shards, tmp_path / "none")
     assert (service.shard.steps, service.shard.not_fresh, service.shard.lost) == (0, "", "")
+
+
+def test_a_snapshot_of_a_log_is_found_at_another_path_and_not_by_its_name_alone(
+    make_shards: MakeShards, tmp_path: Path
+) -> None:
+    for name in ("own", "external"):
+        save(make_shards, tmp_path / name, "good")
+    shutil.copytree(tmp_path / "own", tmp_path / "copy")
+    own, external, copy = (str(tmp_path / name / "good") for name in ("own", "external", "copy"))
+    saved, loaded = (Base.of(open_snapshot(each)) for each in (own, external))
+    assert find_base(own, [saved, loaded]) == saved
+    assert find_base(copy, [saved, loaded]) == saved
+    assert find_base(own, [loaded]) is None
+    assert find_base(own, [Base(own, save="of another save")]) is None
+    assert find_base(own, [Base(own)]) == Base(own)  # of an older release
+    assert find_base(copy, [Base(own)]) is None
+    assert find_base("", [Base(""), saved]) == Base("")
+    flip_byte(tmp_path / "own/good/manifest.json")
+    assert find_base(own, [saved, loaded]) == saved

@@ -10,6 +10,7 @@ import pytest
 
 from sparring.errors import ConfigError, StorageIOError
 from sparring_serve import ServingConfig, open_parameter_server
+from sparring_serve.parameters.push_log_files import Base
 from sparring_serve.replication.owner import shard_key
 from sparring_serve.replication.records import (
     ReadState,
@@ -25,7 +26,7 @@ from sparring_serve.wire.messages import LogPosition, Record, ReplicateReply
 class Log:
     def __init__(self, epoch: int = 0, position: int = 0) -> None:
         self.end = LogPosition(epoch, position)
-        self.base = ("", 0)
+        self.base = (Base(""), 0)
         self.is_full = False
 
     def read(self, position: int) -> list[Record]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from sparring_serve.wire.fields import MessageError, decode, encode
 from sparring_serve.wire.messages import ModelFileMessage, ReadModelReply, ReadModelRequest
 
 __all__ = ["ModelFiles", "compared_steps", "model_steps", "read_file"]
+
+_log = logging.getLogger(__name__)
 
 _MAX_REMEMBERED = 16
 _PART_BYTES = 1 << 20
@@ -85,7 +88,7 @@ def compared_steps(
     session: Session, version: str, deadline: float
 ) -> Steps[tuple[str, ...] | None]:
     """Reads the tables whose rows the model of a version compares as vectors. It remembers the answers
-    for a few versions.
+    for a few versions. If an earlier release published the model, a warning says so.
 
     Returns:
         Names of the tables; None if the version contains no model, or an earlier release published it.
@@ -97,6 +100,14 @@ def compared_steps(
             if each.kind == "preprocessing":
                 found = json.loads((yield from read_file(session, each, version, deadline)))
         tables = found.get("vectors")
+        if found and tables is None:
+            of = listed.version
+            _log.warning(
+                "version %s, step %s, of %s does not describe which rows its model compares, because an "
+                "earlier release published it: if rows are inputs of the model, recommendations by keys "
+                "do not rank; publish a newer snapshot of the run, or this one again to another folder",
+                of.hash, f"{of.step:,}", of.run,
+            )  # fmt: skip
         if len(session.compared) >= _MAX_REMEMBERED:
             session.compared = {}
         session.compared[version] = None if tables is None else tuple(map(str, tables))

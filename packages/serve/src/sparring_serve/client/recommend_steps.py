@@ -146,7 +146,8 @@ def _vectors(
             )
         [of_queries] = given
         known = None
-        if version and of_queries in dims and of_queries != wanted.table:
+        is_unknown = of_queries in dims and of_queries != wanted.table and not _computed(dims)
+        if version and is_unknown:
             known = yield from compared_steps(session, version, deadline)
         _check_space(wanted.table, of_queries, dims, known)
         seconds = max(deadline - session.clock(), 1e-3)
@@ -181,6 +182,13 @@ _VECTORS = ".vectors"
 """End of the name of a table of vectors that a publisher computed from rows."""
 
 
+def _computed(served: Mapping[str, int]) -> set[str]:
+    """Returns the tables of vectors that the model computes from rows of other tables."""
+    return {
+        each for each in served if each.endswith(_VECTORS) and each.removesuffix(_VECTORS) in served
+    }
+
+
 def _check_space(
     table: str, of_queries: str, served: Mapping[str, int], known: tuple[str, ...] | None
 ) -> None:
@@ -192,9 +200,7 @@ def _check_space(
         served: all tables; the model computes ``item.vectors`` from rows of ``item``.
         known: tables whose rows the model compares; None if this is unknown.
     """
-    computed = {
-        each for each in served if each.endswith(_VECTORS) and each.removesuffix(_VECTORS) in served
-    }
+    computed = _computed(served)
     if table == of_queries or {table, of_queries} <= computed:
         return
     if not computed:

@@ -64,7 +64,7 @@ class ResumeResult:
 class LogStart:
     """A snapshot that a log follows, and the number of records before it."""
 
-    base: str
+    base: Base
     position: int
 
 
@@ -180,6 +180,12 @@ class PushLog:
             if own and begin is not None:
                 last = own[-1]
                 self._segments = own[begin:]
+                # The service may have been restored at another path, which followers can read.
+                self._segments[0].header |= {
+                    "base": base.url,
+                    "base_save": base.save,
+                    "base_hash": base.hash,
+                }
                 self.position = last.position + last.num_pushes
                 self.epoch = last.header.get("epoch", 0)
                 self.superseded = last.header.get("superseded", "")
@@ -375,7 +381,8 @@ class PushLog:
     @property
     def start(self) -> LogStart:
         """Snapshot that the oldest segment follows."""
-        return LogStart(self._segments[0].base or "", self._segments[0].position)
+        oldest = self._segments[0]
+        return LogStart(oldest.identity or Base(""), oldest.position)
 
     def read(self, position: int) -> list[Record]:
         """Returns some of the records after a position; none at the end.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 
 import xxhash
 
-from sparring import Snapshot
+from sparring import Snapshot, open_snapshot
+from sparring.errors import SnapshotError
 from sparring_serve.parameters.allowed_folders import resolved_url
 from sparring_serve.wire.fields import Buffer
 
@@ -25,6 +27,7 @@ __all__ = [
     "RecordKind",
     "Segment",
     "add_positions",
+    "base_in",
     "boot_id",
     "head_of",
     "number_of",
@@ -115,19 +118,27 @@ class Segment:
         base: str | None = self.header["base"]
         return base
 
+    @property
+    def identity(self) -> Base | None:
+        """Snapshot that the segment follows, or None, like `base`."""
+        return base_in(self.header)
+
     def has_base(self, base: Base) -> bool:
         """Returns whether the segment follows a snapshot."""
-        if self.base is None:
-            return False
-        header = self.header
-        own = Base(self.base, header.get("base_save", ""), header.get("base_hash", ""))
-        return own.is_same(base)
+        return self.identity is not None and self.identity.is_same(base)
 
     @property
     def position(self) -> int:
         """Number of records in the history of the shard before the first push of the segment."""
         position: int = self.header.get("position", 0)
         return position
+
+
+def base_in(header: Mapping[str, Any]) -> Base | None:
+    """Returns the snapshot in the header of a segment, if there is one."""
+    if header["base"] is None:
+        return None
+    return Base(header["base"], header.get("base_save", ""), header.get("base_hash", ""))
 
 
 def read_segment(path: Path, num_shards: int) -> Segment | None:
@@ -188,7 +199,7 @@ def stem_of(shard: int, num_shards: int) -> str:
     return f"shard-{shard + 1:04d}{of}"
 
 
-def read_partitions(folder: Path, shard: int) -> dict[str, list[tuple[int, int]]]:
+def read_partitions(folder: Path, shard: int) -> dict[Base, list[tuple[int, int]]]:
     """Returns, per snapshot that a segment of a shard follows, the ranges of partitions of the shard at
     that time.
 
@@ -201,14 +212,13 @@ def read_partitions(folder: Path, shard: int) -> dict[str, list[tuple[int, int]]
         kind, payload = next(read_records(path), (None, b""))
         if kind == RecordKind.HEADER:
             header = json.loads(payload)
-            if header["base"] is not None and "partitions" in header:
-                found[resolved_url(header["base"])] = [
-                    (begin, end) for begin, end in header["partitions"]
-                ]
+            base = base_in(header)
+            if base is not None and "partitions" in header:
+                found[base] = [(begin, end) for begin, end in header["partitions"]]
     return found
 
 
-def read_followed(folder: Path, shard: int, num_shards: int) -> tuple[str, list[str]]:
+def read_followed(folder: Path, shard: int, num_shards: int) -> tuple[str, list[Base]]:
     """Returns the newest snapshot at the time when an older one was loaded, or an empty string; and the
     snapshots that segments of a shard follow, in their order.
 
@@ -217,30 +227,38 @@ def read_followed(folder: Path, shard: int, num_shards: int) -> tuple[str, list[
         shard: Number of the shard, from 0.
         num_shards: Number of shards of the service; 0 if it can change.
     """
-    superseded, followed = "", []
+    superseded = ""
+    followed: list[Base] = []
     for path in sorted(folder.glob(f"{stem_of(shard, num_shards)}.*.log")):
         kind, payload = next(read_records(path), (None, b""))
         if kind == RecordKind.HEADER:
             header = json.loads(payload)
             superseded = resolved_url(header.get("superseded", ""))
-            if header["base"]:
-                followed.append(resolved_url(header["base"]))
+            base = base_in(header)
+            if base is not None and base.url:
+                followed.append(base)
     return superseded, followed
 
 
-def find_base(url: str, known: Iterable[str]) -> str | None:
-    """Returns the snapshot of a log that a snapshot of the service is: the one with the same URL, or the
-    one with the same name if the service was copied to another path. None: none of them.
+def find_base(url: str, known: Iterable[Base]) -> Base | None:
+    """Returns the snapshot of a log that a snapshot of the service is, at the same or another path.
+    None: none of them.
 
     Args:
-        url: URL of a snapshot.
-        known: Resolved URLs of snapshots in the log.
+        url: URL of a snapshot; empty for no rows.
+        known: Snapshots in the log.
     """
-    found = list(known)
-    if (resolved := resolved_url(url)) in found:
-        return resolved
-    same = [each for each in found if each.rpartition("/")[2] == url.rpartition("/")[2]]
-    return same[-1] if same else None
+    # Only snapshots of the same name are opened.
+    named = [each for each in known if _name(each.url) == _name(url)]
+    own = Base(url)
+    if named and url:
+        with contextlib.suppress(SnapshotError):  # if it is damaged, only the URL is known
+            own = Base.of(open_snapshot(url))
+    return next((each for each in reversed(named) if own.is_same(each)), None)
+
+
+def _name(url: str) -> str:
+    return resolved_url(url).rpartition("/")[2]
 
 
 def number_of(path: Path) -> int:

@@ -29,7 +29,7 @@ from sparring_serve.declaration import TableDeclaration
 from sparring_serve.parameters.incarnations import has_earlier_pushes, new_incarnation
 from sparring_serve.parameters.push_failures import PushFailures
 from sparring_serve.parameters.push_log import PushLog
-from sparring_serve.parameters.push_log_files import Base, RecordKind
+from sparring_serve.parameters.push_log_files import Base, RecordKind, base_in
 from sparring_serve.parameters.push_queue import PushQueue
 from sparring_serve.parameters.push_window import WIDTH, Token, Verdict
 from sparring_serve.parameters.scheduled_saves import ScheduledSaves
@@ -259,8 +259,7 @@ class ParameterService:
             base, is_load = header["base"], header["is_load"]
             if is_load:
                 log.superseded = find_superseded(self.shard.config.folders[0], base)
-            followed = Base(base, header.get("base_save", ""), header.get("base_hash", ""))
-            log.begin(followed, is_load=is_load, is_record=True)
+            log.begin(base_in(header), is_load=is_load, is_record=True)
             if is_load:
                 self.queue.call(lambda: self._load_for_leader(base))
             return True

@@ -128,11 +128,11 @@ class ParameterShard:
         self.can_move = can_move
         if can_move:
             self.moved.describe(position.shards)
-        self.began_partitions: dict[str, list[tuple[int, int]]] = {}
+        self.began_partitions: dict[Base, list[tuple[int, int]]] = {}
         """Snapshot → partitions that this shard had when its push log began to follow it."""
         self.superseded = ""
         """Newest snapshot when an older one was loaded."""
-        self.followed: list[str] = []
+        self.followed: list[Base] = []
         """Snapshots that the push log follows, the last one at the end."""
 
     def _open_tables(self) -> StepContainer:
@@ -208,10 +208,11 @@ class ParameterShard:
         """Loads the newest intact snapshot; damaged ones are skipped with a warning."""
         urls = list_snapshots(folder)
         known = [find_base(each, self.began_partitions) for each in urls]
-        if "" in self.began_partitions and not any(known):
+        if Base("") in self.began_partitions and not any(known):
             self._use_partitions("")  # all rows are in the push log
             return
-        if urls and find_base(urls[-1], [self.superseded]):
+        # Its name is enough: it is of this folder, which may have been copied.
+        if urls and _name(urls[-1]) == _name(self.superseded):
             # An older snapshot was loaded instead, and pushes since then are in the log.
             of = {find_base(each, self.followed): each for each in urls}
             urls += [of[each] for each in self.followed if each in of][-1:]
@@ -529,6 +530,10 @@ def _saved_states(snapshot: Snapshot, own: npt.NDArray[np.int64]) -> list[dict[s
             if np.intersect1d(own, partitions).size:
                 found.append(values)
     return found
+
+
+def _name(url: str) -> str:
+    return url.rstrip("/").rpartition("/")[2]
 
 
 def _only(pushed: Gradients, partitions: set[int], *, is_in: bool) -> Gradients:

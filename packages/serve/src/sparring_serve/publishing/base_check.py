@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -15,30 +14,28 @@ from sparring.adapter import open_root, reading
 from sparring.errors import SnapshotError
 from sparring_packed import ModelFile, ServingFile
 
-__all__ = ["note_damage"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["describe_damage"]
 
 _BLOCK_BYTES = 8 << 20
 _MAX_REMOTE_BYTES = 64 << 20
 """Larger files in object storage are not downloaded: only their sizes are compared."""
 _SAME_TIME_SECONDS = 2.0
 """A file that changed less than this time ago could change again with the same time stamp."""
-_verified: dict[str, dict[str, tuple[int, ...]]] = {}
-"""URL of a version → name of a file with the right hash → its identity. A process that
-publishes every second reads each file once. Damage on the disk that does not change the time stamps is
-found by the next process."""
+_hashed: dict[str, dict[str, tuple[tuple[int, ...], str]]] = {}
+"""URL of a version → name of a file → its identity, and how its hash differs; empty if it does not. A
+process that publishes every second reads each file once. Damage on the disk that does not change the time
+stamps is found by the next process."""
 
 
-def note_damage(
+def describe_damage(
     out_url: str,
     chain: Sequence[str],
     existing: Mapping[str, sparring_packed.ServingManifest],
     *,
     hashes: bool = True,
-) -> bool:
-    """Returns whether a serving snapshot or one of its bases is lost or damaged, after a warning that a
-    full version is written.
+) -> str:
+    """Returns a warning that a full version is written, because a serving snapshot or one of its bases is
+    lost or damaged; empty if all is intact.
 
     The first call in a process reads all files, which takes as long as `sparring inspect --verify`.
     Later calls read only new and changed files.
@@ -51,9 +48,7 @@ def note_damage(
             storage only manifests.
     """
     damage = _find_damage(out_url, chain, existing, hashes=hashes)
-    if damage:
-        _log.warning("version %s is not intact, so a full version is written: %s", chain[0], damage)
-    return bool(damage)
+    return damage and f"version {chain[0]} is not intact, so a full version is written: {damage}"
 
 
 def _find_damage(
@@ -65,8 +60,8 @@ def _find_damage(
 ) -> str:
     """Returns what is lost or damaged; empty if all is intact."""
     place = open_root(out_url)
-    for url in _verified.keys() - {place.url_of(name) for name in chain}:
-        _verified.pop(url, None)  # of removed versions, and of other folders
+    for url in _hashed.keys() - {place.url_of(name) for name in chain}:
+        _hashed.pop(url, None)  # of removed versions, and of other folders
     expected: str | None = None
     for name in chain:
         manifest = existing.get(name)
@@ -87,7 +82,7 @@ def _check_files(
 ) -> None:
     """Raises if a file is lost or damaged."""
     folder_url = place.url_of(name)
-    verified = _verified.setdefault(folder_url, {})
+    hashed = _hashed.setdefault(folder_url, {})
     is_local = "://" not in place.url
     if not (is_local or hashes):
         return
@@ -102,17 +97,30 @@ def _check_files(
                     )
                 identity = _identity(path) if is_local else ()
                 is_small = is_local or entry.size_bytes <= _MAX_REMOTE_BYTES
-                if not hashes or not is_small or verified.get(entry.name) == identity:
+                if not hashes or not is_small:
                     continue
-                whole, block = xxhash.xxh3_128(), bytearray(min(_BLOCK_BYTES, entry.size_bytes))
-                for begin in range(0, entry.size_bytes, _BLOCK_BYTES):
-                    part = memoryview(block)[: entry.size_bytes - begin]
-                    file.read_into(begin, part)
-                    whole.update(part)
-                if whole.hexdigest() != entry.hash:
-                    raise EOFError(f"its hash is {whole.hexdigest()}, expected {entry.hash}")
-            if not is_local or time.time_ns() - max(identity[2:]) > _SAME_TIME_SECONDS * 1e9:
-                verified[entry.name] = identity
+                before, damage = hashed.get(entry.name, (None, ""))
+                if before != identity:
+                    found = _hash(file, entry.size_bytes)
+                    damage = (
+                        "" if found == entry.hash else f"its hash is {found}, expected {entry.hash}"
+                    )
+                    is_old = is_local and (
+                        time.time_ns() - max(identity[2:]) > _SAME_TIME_SECONDS * 1e9
+                    )
+                    if damage or is_old or not is_local:
+                        hashed[entry.name] = identity, damage
+                if damage:
+                    raise EOFError(damage)
+
+
+def _hash(file: Any, size_bytes: int) -> str:
+    whole, block = xxhash.xxh3_128(), bytearray(min(_BLOCK_BYTES, size_bytes))
+    for begin in range(0, size_bytes, _BLOCK_BYTES):
+        part = memoryview(block)[: size_bytes - begin]
+        file.read_into(begin, part)
+        whole.update(part)
+    return whole.hexdigest()
 
 
 def _identity(path: str) -> tuple[int, ...]:

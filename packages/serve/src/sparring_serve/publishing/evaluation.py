@@ -80,13 +80,12 @@ class EvaluationCheck:
         self._config, self._limits, self._manager = config, limits, plugin_manager
         self._measured: tuple[str, _Measured] | None = None
         self._served: tuple[tuple[str, str], MetricValue] | None = None
-        self._published: dict[str, MetricValue] = {}
 
     def check(
         self,
         snapshot: Snapshot,
         quantize: Mapping[str, str],
-        served: sparring_packed.ServingManifest | None = None,
+        served: sparring_packed.ServingManifest | str | None = None,
     ) -> EvaluationReport:
         """Measures a snapshot. Repeated calls for the same snapshot return the first result.
 
@@ -95,13 +94,21 @@ class EvaluationCheck:
         Args:
             snapshot: Snapshot to publish.
             quantize: Table → data type.
-            served: The served version, if there is one.
+            served: The served version, if there is one; or its name, if its manifest cannot be read.
 
         Raises:
             MetricLossError: A limit is exceeded, or a metric is NaN.
             SnapshotError: The served version cannot be compared.
             SparringError: The configuration, its data or the snapshot cannot be read.
         """
+        if isinstance(served, str):
+            if self._limits.max_drop is not None:
+                raise _not_comparable(
+                    snapshot,
+                    f"{served} cannot be compared, because its manifest cannot be read",
+                    "if it is pinned, run sparring publish --unpin; otherwise",
+                )
+            served = None
         if self._measured is None or self._measured[0] != snapshot.manifest_hash:
             self._measured = snapshot.manifest_hash, self._measure(snapshot, quantize)
         found, limits = self._measured[1], self._limits
@@ -127,7 +134,6 @@ class EvaluationCheck:
                     f"served version of step {served.step:,}, worse by more than --not-worse-than-served "
                     f"{limits.max_drop:g}; train longer, or increase it",
                 )
-        self._published = {snapshot.manifest_hash: found.after}
         return EvaluationReport(
             found.before.metric,
             found.before.value,
@@ -155,21 +161,17 @@ class EvaluationCheck:
         key = snapshot.manifest_hash, served.hash
         if self._served is None or self._served[0] != key:
             source = _find_source(snapshot, served)
-            if source is not None:
-                types = {each.name: each.dtype for each in served.tables}
-                types = {name: types[name] for name in source.tables if name in types}
-                self._served = key, self._quality(source, types, snapshot.url)[0]
-            elif served.source.hash in self._published:
-                self._served = key, self._published[served.source.hash]
-            else:
+            if source is None:
                 folder = snapshot.url.rpartition("/")[0]
-                raise SnapshotError(
-                    f"snapshot {snapshot.url} is not published: the served version of step "
-                    f"{served.step:,} cannot be compared, because its snapshot {served.source.name} is "
-                    f"not in {folder}; publish once with --min instead of --not-worse-than-served, and "
-                    "increase snapshots.keep of the run",
-                    url=snapshot.url,
+                raise _not_comparable(
+                    snapshot,
+                    f"of step {served.step:,} cannot be compared, because its snapshot "
+                    f"{served.source.name} is not in {folder}",
+                    "increase snapshots.keep of the run, and",
                 )
+            types = {each.name: each.dtype for each in served.tables}
+            types = {name: types[name] for name in source.tables if name in types}
+            self._served = key, self._quality(source, types, snapshot.url)[0]
         return self._served[1]
 
     def _quality(
@@ -188,6 +190,14 @@ class EvaluationCheck:
 
 def _refused(snapshot: Snapshot, why: str) -> MetricLossError:
     return MetricLossError(f"snapshot {snapshot.url} is not published: {why}", url=snapshot.url)
+
+
+def _not_comparable(snapshot: Snapshot, why: str, fix: str) -> SnapshotError:
+    return SnapshotError(
+        f"snapshot {snapshot.url} is not published: the served version {why}; {fix} publish once with "
+        "--min instead of --not-worse-than-served",
+        url=snapshot.url,
+    )
 
 
 def _find_source(snapshot: Snapshot, served: sparring_packed.ServingManifest) -> Snapshot | None:

@@ -19,11 +19,17 @@ from sparring.errors import (
     UnknownTableError,
 )
 from sparring_packed import WriteOptions
-from sparring_serve.publishing.base_check import note_damage
+from sparring_serve.publishing.base_check import describe_damage
 from sparring_serve.publishing.evaluation import EvaluationCheck, EvaluationReport
 from sparring_serve.publishing.gate_file import read_gate, update_gate, without_pin_of_gate
 from sparring_serve.publishing.model_files import ReadModel
-from sparring_serve.publishing.version_list import chain_of, list_versions, newest_full
+from sparring_serve.publishing.version_list import (
+    chain_of,
+    list_unreadable,
+    list_versions,
+    newest_full,
+    versions_until,
+)
 from sparring_serve.publishing.version_names import next_name, place_version, version_name
 
 __all__ = [
@@ -60,7 +66,7 @@ class PublisherOptions:
         max_delta_share: A full serving snapshot is written if the deltas of a chain have more rows
             than this share of its full serving snapshot, because servers keep both in memory.
         keep: Number of newest serving snapshots to keep, with all their bases.
-        keep_steps: For each of these steps, the newest serving snapshot that is not after it is also
+        keep_steps: For each of these steps, the serving snapshot that `close_gate` would pin is also
             kept, as is a pinned one.
         merges_separately: The caller writes full serving snapshots with `merge_layers`, while deltas are
             published. `publish_newest` only writes one if the chain exceeds four times the limits.
@@ -148,29 +154,37 @@ def publish_newest(
         )
     snapshot = _snapshot_at(run_url)
     existing = list_versions(out_url)
+    unreadable = list_unreadable(out_url, existing)
     out = os.fspath(out_url).rstrip("/")
-    changes, is_damaged = "", False
+    changes, damage, is_hidden = "", "", False
     done = [each for each in existing if existing[each].source.hash == snapshot.manifest_hash]
     if done:
         published = existing[done[-1]]
         quantize = _quantize(snapshot, published.tables_by_name, options.quantize)
         changes = _dtype_changes(published, quantize)
-        is_newest = done[-1] == list(existing)[-1]
-        is_damaged = is_newest and note_damage(
-            out, chain_of(done[-1], existing), existing, hashes=False
-        )
-        if not (changes or is_damaged):
+        if done[-1] == list(existing)[-1]:
+            damage = describe_damage(out, chain_of(done[-1], existing), existing, hashes=False)
+            # Readers reject the folder because of an unreadable version with a greater name.
+            is_hidden = gate.pin != done[-1] and max(unreadable, default="") > done[-1]
+        if not (changes or damage or is_hidden):
             if gate.pin != done[-1]:
                 _check_is_newest(out, snapshot, done[-1], existing)
             _finish(out, published)
             return None
-    base = _base(out, snapshot, existing, options)
+    generation, name = place_version(out, snapshot, existing, unreadable)
+    base = _base(snapshot, existing, options)
+    if base is not None:
+        damage = describe_damage(out, chain_of(base, existing), existing)
+        base = None if damage else base
     report = None
     if quality is not None:  # before the vectors of items are computed
-        served = existing.get(gate.pin or next(reversed(existing), ""))
+        used = gate.pin or next(reversed(existing), "") or max(unreadable, default="")
         below = existing.get(done[-1] if done else base or "")
-        report = _measure(quality, snapshot, options.quantize, below, served)
-    generation, name = place_version(snapshot, existing, open_root(out).exists)
+        report = _measure(
+            quality, snapshot, options.quantize, below, existing.get(used, used or None)
+        )
+    if damage:  # and the model is not refused
+        _log.warning("%s", damage)
     write_options = WriteOptions() if read_model is None else read_model(snapshot)
     write_options = replace(write_options, generation=generation)
     tables = {*snapshot.tables, *write_options.computed}
@@ -179,32 +193,63 @@ def publish_newest(
         # Tables without an entry keep their current data type.
         kept = {each.name: each.dtype for each in existing[done[-1]].tables if each.name in tables}
         quantize = kept | quantize
-    url, written = f"{out}/{name}", None
-    if base is not None:
-        try:
-            written = sparring_packed.write(
-                snapshot.url, url, quantize=quantize, base=f"{out}/{base}", options=write_options
-            )
-        except InvalidArgumentError as error:
-            _log.info("writing a full serving snapshot instead of a delta: %s", error)
-    is_delta = written is not None
-    if written is None:
-        written = sparring_packed.write(snapshot.url, url, quantize=quantize, options=write_options)
+    url = f"{out}/{name}"
+    written, is_delta = _write(
+        snapshot, url, None if base is None else f"{out}/{base}", quantize, write_options
+    )
     if changes:
         _log.warning(
             "%s/%s was published with table %s; it was published again as %s. Running servers keep "
             "their data types; restart them to use the new one",
             out, done[-1], changes, name,
         )  # fmt: skip
-    if existing and generation > existing[list(existing)[-1]].generation:
-        newest = list(existing)[-1]
-        _log.warning(
-            "%s, step %s, follows %s, step %s, for example of an earlier run, and is the newest version "
-            "now. Servers of releases without generations reject it; update them",
-            url, f"{snapshot.step:,}", newest, f"{existing[newest].step:,}",
-        )  # fmt: skip
+    _note_order(f"{url}, step {snapshot.step:,},", generation, existing, unreadable)
     update_gate(out, without_pin_of_gate)
     return PublishResult(written, is_delta, tuple(_retain(out, options)), report)
+
+
+def _write(
+    snapshot: Snapshot,
+    url: str,
+    base_url: str | None,
+    quantize: Mapping[str, str],
+    options: WriteOptions,
+) -> tuple[sparring_packed.WriteResult, bool]:
+    """Returns what was written, and whether it is a delta."""
+    if base_url is not None:
+        try:
+            written = sparring_packed.write(
+                snapshot.url, url, quantize=quantize, base=base_url, options=options
+            )
+        except InvalidArgumentError as error:
+            _log.info("writing a full serving snapshot instead of a delta: %s", error)
+        else:
+            return written, True
+    return sparring_packed.write(snapshot.url, url, quantize=quantize, options=options), False
+
+
+def _note_order(
+    published: str,
+    generation: int,
+    existing: Mapping[str, sparring_packed.ServingManifest],
+    unreadable: Collection[str],
+) -> None:
+    """Logs a warning if a version has a higher generation than those before it."""
+    newest = list(existing)[-1] if existing else ""
+    if generation == (existing[newest].generation if newest else 0):
+        return
+    follows = f"{newest}, step {existing[newest].step:,}" if newest else "no readable version"
+    damaged = max(unreadable, default="")
+    why = (
+        f"and the unreadable version {damaged}"
+        if damaged > newest
+        else "for example of an earlier run"
+    )
+    _log.warning(
+        "%s follows %s, %s, and is the newest version now. Servers of releases without generations "
+        "reject it; update them",
+        published, follows, why,
+    )  # fmt: skip
 
 
 def _measure(
@@ -212,7 +257,7 @@ def _measure(
     snapshot: Snapshot,
     quantize: Mapping[str, str],
     base: sparring_packed.ServingManifest | None,
-    served: sparring_packed.ServingManifest | None,
+    served: sparring_packed.ServingManifest | str | None,
 ) -> EvaluationReport:
     # The tables of a delta have the data types of its base.
     inherited = {} if base is None else {each.name: each.dtype for each in base.tables}
@@ -325,15 +370,12 @@ def close_gate(
     Args:
         out_url: URL of the folder of serving snapshots.
         reason: Reason for which the gate closes.
-        good_step: The newest serving snapshot that is not after this step is pinned; None: none.
+        good_step: The newest serving snapshot of the newest generation that is not after this step is
+            pinned. If there is none, the newest of the generations before is pinned, because their
+            steps are of other runs. None: none.
         bad_steps: Earlier steps whose serving snapshots are not pinned.
     """
-    existing = {} if good_step is None else list_versions(out_url)
-    good = [
-        name
-        for name, each in existing.items()
-        if each.step <= (good_step or 0) and not any(each.step in bad for bad in bad_steps)
-    ]
+    good = [] if good_step is None else versions_until(good_step, list_versions(out_url), bad_steps)
 
     def close(gate: sparring_packed.Gate) -> sparring_packed.Gate:
         gate = replace(gate, is_closed=True, reason=reason, since=time.time())
@@ -382,12 +424,11 @@ def _dtype_changes(published: sparring_packed.ServingManifest, quantize: Mapping
 
 
 def _base(
-    out: str,
     snapshot: Snapshot,
     existing: Mapping[str, sparring_packed.ServingManifest],
     options: PublisherOptions,
 ) -> str | None:
-    """Returns the intact base for a delta; None if a full serving snapshot is due."""
+    """Returns the base for a delta; None if a full serving snapshot is due."""
     if not existing:
         return None
     name = list(existing)[-1]
@@ -405,7 +446,7 @@ def _base(
     factor = _MERGE_FACTOR if options.merges_separately else 1
     if chain[-1] in existing and _is_long(chain, existing, options, factor):
         return None
-    return None if note_damage(out, chain, existing) else name
+    return name
 
 
 def _is_long(
@@ -437,7 +478,7 @@ def _retain(out_url: str, options: PublisherOptions) -> list[str]:
         newest_full(existing) or "",
     ]
     for step in options.keep_steps:
-        names += [name for name in existing if existing[name].step <= step][-1:]
+        names += versions_until(step, existing)[-1:]
     kept = {each for name in names for each in chain_of(name, existing)}
     place = open_root(out_url)
     # Remove the newest first, so that no delta exists without its base.

@@ -3,29 +3,62 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 
 from sparring import Snapshot
+from sparring.adapter import open_root
+from sparring.errors import SnapshotError
 from sparring_packed import ServingManifest
 
 __all__ = ["next_name", "place_version", "version_name"]
 
 
 def place_version(
-    snapshot: Snapshot, existing: Mapping[str, ServingManifest], is_taken: Callable[[str], bool]
+    out_url: str,
+    snapshot: Snapshot,
+    existing: Mapping[str, ServingManifest],
+    unreadable: Collection[str],
 ) -> tuple[int, str]:
     """Returns the generation and the name with which a new version of a snapshot is the newest.
 
     Args:
+        out_url: URL of the folder of serving snapshots.
         snapshot: Snapshot to publish.
         existing: Versions with an intact manifest, newest last.
-        is_taken: Returns whether a version of a name exists, intact or not.
+        unreadable: Names of the other versions. Readers reject a folder if one of them is greater than
+            the name of the newest version.
+
+    Raises:
+        SnapshotError: The name of another version is greater than all names of generations.
     """
+    is_taken = open_root(out_url).exists
+
+    def free(name: str) -> str:
+        found = name
+        while is_taken(found):  # a version with a damaged manifest
+            found = next_name(name, found)
+        return found
+
     generation, name = _place(snapshot, existing)
-    free = name
-    while is_taken(free):  # a version with a damaged manifest
-        free = next_name(name, free)
-    return generation, free
+    name = free(name)
+    greatest = max(unreadable, default="")
+    if name <= greatest:
+        number = re.match(r"version-(\d{6})\.", greatest)
+        generation = max(generation, int(number[1]) if number else 1)
+        name = free(version_name(generation, snapshot.name))
+        if name <= greatest:
+            generation += 1
+            name = free(version_name(generation, snapshot.name))
+    lower = [each for each, found in existing.items() if found.generation < generation]
+    greatest = max([greatest, *lower])
+    if name <= greatest:
+        raise SnapshotError(
+            f"publish: {snapshot.url} would be published as {name}, but {out_url} contains {greatest}, "
+            "whose name is greater, so servers would not use the new version; publish to another folder, "
+            f"or move {greatest} out of this one",
+            url=snapshot.url,
+        )
+    return generation, name
 
 
 def _place(snapshot: Snapshot, existing: Mapping[str, ServingManifest]) -> tuple[int, str]:

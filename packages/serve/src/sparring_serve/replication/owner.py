@@ -87,7 +87,7 @@ class FollowerLog:
         return LogPosition(self.log.epoch, self.log.position)
 
     @property
-    def base(self) -> tuple[str, int]:
+    def base(self) -> tuple[Base, int]:
         start = self.log.start
         return start.base, start.position
 

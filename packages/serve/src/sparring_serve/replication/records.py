@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from sparring.errors import StorageIOError
+from sparring_serve.parameters.push_log_files import Base
 from sparring_serve.wire.messages import LogPosition, Record
 
 __all__ = [
@@ -89,8 +90,8 @@ class ReplicatedLog(Protocol):
     def end(self) -> LogPosition: ...
 
     @property
-    def base(self) -> tuple[str, int]:
-        """URL of the snapshot that the log follows, and its position."""
+    def base(self) -> tuple[Base, int]:
+        """Snapshot that the log follows, and its position."""
         ...
 
     def read(self, position: int) -> list[Record]:

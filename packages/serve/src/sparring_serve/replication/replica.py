@@ -401,7 +401,9 @@ class Replica:
         assert self._state is not None
         if each.is_required or address in self._state.in_sync or not self._is_state_known:
             return request  # it must be removed from the store before it discards its log
-        return replace(request, is_reset=True, base=base)
+        return replace(
+            request, is_reset=True, base=base.url, base_save=base.save, base_hash=base.hash
+        )
 
     def _continues(self, end: LogPosition) -> bool:
         """Returns whether a follower's log is a beginning of this log."""

@@ -14,11 +14,12 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from sparring.errors import SparringError, StorageIOError
+from sparring.errors import SnapshotError, SparringError, StorageIOError
 from sparring_serve.client.failures import NOT_LEADER
 from sparring_serve.client.transport import Outcome, Send, Transport
 from sparring_serve.declaration import ReplicationConfig
 from sparring_serve.parameters.push_log import PushLog
+from sparring_serve.parameters.push_log_files import Base
 from sparring_serve.replication.owner import Follower, FollowerLog, ReplicaPlace, suspend_clock
 from sparring_serve.replication.records import ReadState, ReplicaOptions, StoreSteps
 from sparring_serve.replication.replica import Replica
@@ -297,10 +298,16 @@ class ShardReplication:
         base = request.base or "no snapshot"
         _log.info("following %s: loading %s", request.leader, base)
         try:
+            found = self._owner.base_of(request.base)
+            if not found.is_same(Base(request.base, request.base_save, request.base_hash)):
+                raise SnapshotError(
+                    "it is another snapshot than that of the leader; give all replicas of the shard the "
+                    "same parameters.folders"
+                )
             self._owner.reset_rows(request.base)
             with self._lock:
                 self._owner.adopt(incarnation, lost)
-                self._log.reset(self._owner.base_of(request.base), request.kept_from, request.epoch)
+                self._log.reset(found, request.kept_from, request.epoch)
         except (SparringError, OSError) as error:
             _log.warning(
                 "following %s: loading %s failed and is tried again: %s",

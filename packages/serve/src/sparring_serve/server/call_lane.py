@@ -24,11 +24,14 @@ class CallLane:
         num_threads: Number of calls that are answered concurrently.
         max_calls: Maximum number of calls whose message has arrived, and that are answered or wait;
             further calls are rejected.
+        num_slow: Number of calls whose messages may arrive slowly.
     """
 
-    def __init__(self, name: str, num_threads: int, max_calls: int) -> None:
+    def __init__(
+        self, name: str, num_threads: int, max_calls: int, num_slow: int = MAX_SILENT_CALLS
+    ) -> None:
         self.max_calls = max_calls
-        self.silent = SilentCalls()
+        self.silent = SilentCalls(num_slow=num_slow)
         # Calls that arrive together exceed the limit of silent ones until the oldest are cancelled.
         self._max_open = max_calls + 2 * MAX_SILENT_CALLS
         self.threads = ThreadPoolExecutor(self._max_open, name)

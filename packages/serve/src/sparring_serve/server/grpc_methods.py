@@ -8,6 +8,7 @@ answered, so that calls without a message delay no others. Health probes have se
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,7 @@ from sparring_serve.server.audit import AUDITED, AuditLine
 from sparring_serve.server.call_lane import CallLane
 from sparring_serve.server.call_watch import CallWatch
 from sparring_serve.server.refresher import Refresher
+from sparring_serve.server.silent_calls import SLOW_SECONDS
 from sparring_serve.service import LookupService, decode_request, version_message
 from sparring_serve.status import SHARD_MAP_METADATA, Status, StatusError
 from sparring_serve.wire.fields import encode
@@ -440,11 +442,14 @@ class _Call:
         """
         with ExitStack() as stack:
             call = stack.enter_context(self.lane.silent.wait(context.peer(), context.cancel))
+            seconds = math.inf if call.may_be_slow else SLOW_SECONDS
             if self.method.check_deadline is None:  # it may have no deadline
                 limits = self.methods.service.limits
-                seconds = (
+                longest = (
                     limits.max_deadline_seconds if self.method.role else _PROBE_MESSAGE_SECONDS
                 )
+                seconds = min(seconds, longest)
+            if seconds < math.inf:
                 timer = threading.Timer(seconds, call.end)
                 timer.daemon = True
                 timer.start()

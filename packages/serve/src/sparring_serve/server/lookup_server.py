@@ -29,6 +29,7 @@ from sparring_serve.server.grpc_methods import Changes, Methods, make_handler
 from sparring_serve.server.health_port import HealthPort
 from sparring_serve.server.reflection import add_reflection
 from sparring_serve.server.refresher import Refresher
+from sparring_serve.server.silent_calls import num_slow_calls
 from sparring_serve.service import LookupService, ShardPosition
 from sparring_serve.tables.contract import ServingTables
 from sparring_serve.transport_options import CHANNEL_OPTIONS, server_options
@@ -97,7 +98,12 @@ class LookupServer:
             self.metrics.count_refresh("refused")
         self.changes = None if changes is None else changes(self.service)
         self._drain_seconds = server.drain_seconds
-        self._calls = CallLane("sparring-serve", server.threads, _CALLS_PER_THREAD * server.threads)
+        self._calls = CallLane(
+            "sparring-serve",
+            server.threads,
+            _CALLS_PER_THREAD * server.threads,
+            num_slow_calls(server.max_bytes_in_flight),
+        )
         self._probes = CallLane("sparring-serve-probes", _PROBE_THREADS, _MAX_PROBES)
         self._rejections = ThreadPoolExecutor(1, "sparring-serve-rejections")
         self.on_stuck: Callable[[], None] = _do_nothing

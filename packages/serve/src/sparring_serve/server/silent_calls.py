@@ -6,10 +6,21 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["MAX_SILENT_CALLS", "SilentCall", "SilentCalls"]
+from sparring_serve.wire.fields import MAX_BYTES
+
+__all__ = ["MAX_SILENT_CALLS", "SLOW_SECONDS", "SilentCall", "SilentCalls", "num_slow_calls"]
 
 MAX_SILENT_CALLS = 256
 """Maximum number of open calls without a message."""
+SLOW_SECONDS = 2.0
+"""Maximum time to wait for the message of a call, if as many calls as may be slow wait already."""
+_MIN_SLOW_CALLS = 4
+
+
+def num_slow_calls(max_bytes_in_flight: int) -> int:
+    """Returns the number of calls whose messages may arrive slowly, so that parts of messages do not need
+    more memory than `max_bytes_in_flight`; at least 4."""
+    return min(max(max_bytes_in_flight // MAX_BYTES, _MIN_SLOW_CALLS), MAX_SILENT_CALLS)
 
 
 class SilentCall:
@@ -17,10 +28,11 @@ class SilentCall:
 
     Args:
         cancel: Ends the call, which may have ended.
+        may_be_slow: Whether its message may take longer than `SLOW_SECONDS`.
     """
 
-    def __init__(self, cancel: Callable[[], object]) -> None:
-        self._cancel = cancel
+    def __init__(self, cancel: Callable[[], object], *, may_be_slow: bool) -> None:
+        self._cancel, self.may_be_slow = cancel, may_be_slow
         self.is_ended = False
         """Whether `end` was called; gRPC reports the cancellation of a call later than its end."""
 
@@ -39,10 +51,12 @@ class SilentCalls:
 
     Args:
         max_calls: Maximum number of calls.
+        num_slow: Number of calls whose messages may arrive slowly. A call that arrives while there are as
+            many has `SLOW_SECONDS`, because parts of messages are not in `max_bytes_in_flight`.
     """
 
-    def __init__(self, max_calls: int = MAX_SILENT_CALLS) -> None:
-        self._max_calls = max_calls
+    def __init__(self, max_calls: int = MAX_SILENT_CALLS, num_slow: int = MAX_SILENT_CALLS) -> None:
+        self._max_calls, self._num_slow = max_calls, num_slow
         self._lock = threading.Lock()
         self._num_calls = 0
         self._of_hosts: dict[str, dict[SilentCall, None]] = {}
@@ -56,8 +70,9 @@ class SilentCalls:
             peer: Address of the caller, with the port of its connection.
             cancel: Ends the call, which may have ended.
         """
-        host, call, evicted = peer.rpartition(":")[0], SilentCall(cancel), None
+        host, evicted = peer.rpartition(":")[0], None
         with self._lock:
+            call = SilentCall(cancel, may_be_slow=self._num_calls < self._num_slow)
             if self._num_calls >= self._max_calls:
                 greediest = max(self._of_hosts, key=lambda each: len(self._of_hosts[each]))
                 evicted = next(iter(self._of_hosts[greediest]))

@@ -5,17 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from sparring_serve.wire.fields import (
-    Buffer,
-    data,
-    flag,
-    many,
-    number,
-    one,
-    real,
-    text,
-    texts,
-)
+from sparring_serve.wire.fields import Buffer, data, flag, many, number, one, real, text, texts
 
 __all__ = [
     "MoveReply",
@@ -420,6 +410,7 @@ class ReplicateRequest:
         incarnation: Incarnation of the leader's rows.
         shard: Number of the shard, from 0.
         num_shards: Number of shards.
+        base_save, base_hash: Token of the save of `base` and hash of its manifest; empty if unknown.
     """
 
     epoch: int = number(1)
@@ -435,6 +426,8 @@ class ReplicateRequest:
     incarnation: int = number(11)
     shard: int = number(12)
     num_shards: int = number(13)
+    base_save: str = text(14)
+    base_hash: str = text(15)
 
 
 @dataclass(frozen=True, slots=True)
