@@ -50,6 +50,7 @@ pytestmark = pytest.mark.slow  # parses all sources
 OWNERS = {
     "accept_loss": ["ParameterClient.save"],
     "admission": ["sparring_torch.EmbeddingBagConfig"],
+    "base": ["StepContainer.save"],
     "blocking": ["StepContainer.save"],
     "cache": ["PackedOptions"],
     "categorical": ["TableData"],
@@ -103,6 +104,7 @@ OWNERS = {
     "role": ["RemoteOptions"],
     "scores": ["Capabilities"],
     "semantics": ["distribute"],
+    "shared": ["sparring_torch.Embedding", "sparring_torch.EmbeddingBagCollection"],
     "served": ["export_program"],
     "service": ["distribute"],
     "state_width": ["sparring.TableConfig"],
@@ -129,6 +131,7 @@ OWNERS = {
 FOREIGN_ARGUMENTS = {
     "activity_regularizer": "keras.layers.Layer",
     "ckpt_path": "lightning.Trainer.fit",
+    "auc": "a metric of sparring publish --min",
     "client": "a line of server.token_file",
     "compile": "keras.models.load_model",
     "dampening": "torch.optim.SGD",
@@ -137,6 +140,7 @@ FOREIGN_ARGUMENTS = {
     "jit_compile": "tf.function",
     "layout": "torch.nested.nested_tensor",
     "lr": "torch.optim",
+    "multi_avg_fn": "torch.optim.swa_utils.AveragedModel",
     "name": "keras.layers.Layer",
     "save_best_only": "keras.callbacks.ModelCheckpoint",
     "save_weights_only": "keras.callbacks.ModelCheckpoint",
@@ -152,6 +156,7 @@ FOREIGN_OPTIONS = {
 }
 FOREIGN_EXTRAS = {("redis", "hiredis")}
 FOREIGN_METHODS = {
+    "model.eval",
     "model.load_state_dict",
     "model.load_weights",
     "model.parameters",
@@ -168,6 +173,7 @@ FOREIGN_CALLS = {
     "ModelCheckpoint",
     "build",
     "eval",
+    "get_ema_multi_avg_fn",
     "no_grad",
     "requires_grad_",
     "sigmoid",
@@ -180,6 +186,11 @@ FACES = {"adapter", "contracts", "torchrec"}
 
 FOREIGN_WORDS = {
     "apply_every",  # optax
+    "clip_grad_norm_",  # torch
+    "clip_grad_value_",  # torch
+    "functional_call",  # torch
+    "get_ema_multi_avg_fn",  # torch
+    "get_swa_multi_avg_fn",  # torch
     "ckpt_path",  # Lightning
     "exclude_from_weight_decay",  # Keras
     "experimental_enable_async_checkpoint",  # TensorFlow

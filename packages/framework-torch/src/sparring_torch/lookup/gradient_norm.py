@@ -98,8 +98,8 @@ class GradientNorm(Tensor):
             f"{name}: found the gradient of rows, of which torch has only the norm, so that {name} would "
             "read or change one number instead of the elements. Supported are clip_grad_norm_, "
             "clip_grad_value_, clamp_ with bounds on both sides of 0, products with a number, zero_, "
-            "norm(), isnan() and isinf(). For all other changes, pass sparring_torch.Optimizer a "
-            "subclass of your optimizer whose step() changes the gradients ``(u, dim)`` of the rows, "
+            "norm, isnan and isinf. For all other changes, pass sparring_torch.Optimizer a "
+            "subclass of your optimizer whose step changes the gradients (u, dim) of the rows, "
             "or use sparring_torch.dense_parameters(model) to leave out the rows",
             operation=name,
         )

@@ -62,7 +62,7 @@ _OPTIMIZER = (
 )
 _SCHEDULER = "use a scheduler of torch.optim.lr_scheduler, such as LinearLR, on the optimizer"
 _PLANNER = (
-    "use EmbeddingShardingPlanner(topology, constraints=…) of sparring_torch.torchrec, or `sparring "
+    "use EmbeddingShardingPlanner of sparring_torch.torchrec, or `sparring "
     "plan`, whose search has no parts to replace"
 )
 _DELTAS = (
