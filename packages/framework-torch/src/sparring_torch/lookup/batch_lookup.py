@@ -147,9 +147,8 @@ class _Output(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
-        if (
-            torch.is_grad_enabled()
-        ):  # with create_graph; the rows' gradient itself is no part of a graph
+        # With create_graph, autograd calls it in grad mode, but the rows' gradient is no part of a graph.
+        if torch.is_grad_enabled():
             gradients = tuple(each if each is None else each.detach() for each in gradients)
         ctx.batch.accumulate_sources(gradients)
         num_outputs: int = ctx.num_outputs
