@@ -6,8 +6,10 @@ import dataclasses
 import importlib
 import json
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,10 +100,11 @@ def test_a_seed_always_makes_the_same_file(module: Any, tmp_path: Path) -> None:
 
 def test_checker_accepts_the_truth_and_no_other_role_or_value(checker: Any, make_file: Any) -> None:
     roles = ("label", "user", "item", "id", "list", "number", "time", "left out")
-    for seed in range(12):
+    for seed in range(40):
         truth = make_file(seed)
         right = checker.document_of(truth)
-        assert checker.judge(truth, checker.read_document(right, "")).kind == "understood"
+        outcome = checker.judge(truth, checker.read_document(right, ""))
+        assert outcome.kind == "understood", outcome
         for place, column in enumerate(truth.columns):
             document = json.loads(right)
             document["columns"][place]["role"] = next(
@@ -126,6 +129,7 @@ def test_checker_accepts_the_truth_and_no_other_role_or_value(checker: Any, make
         ("7", 7, 1.0, False),
         (7, "0007", 1.0, False),
         (2**53 + 1, 2**53, 1.0, False),
+        (2.0**53, 2**53 + 1, 1.0, False),
         (True, 1.0, 1.0, False),
         (None, None, 1.0, True),
         (0.0, None, 1.0, False),
@@ -169,6 +173,46 @@ def test_a_tenth_of_the_certain_files_may_be_stopped(checker: Any) -> None:
     assert checker.is_passed([stopped] * 3 + [understood] * 27 + [doubtful] * 9)
     assert not checker.is_passed([stopped] * 4 + [understood] * 26)
     assert not checker.is_passed([understood] * 99 + [dataclasses.replace(stopped, kind="misread")])
+
+
+@pytest.mark.parametrize(
+    ("behavior", "kind"),
+    [
+        ("print", "understood"),
+        ("stop", "stopped"),
+        ("fail", "unclear"),
+        ("raise", "misread"),
+        ("write", "misread"),
+    ],
+)
+def test_a_command_is_judged_by_what_it_prints_and_writes(
+    checker: Any,
+    module: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    behavior: str,
+    kind: str,
+) -> None:
+    (tmp_path / "other").mkdir()
+    document = checker.document_of(module("generator").make_file(5, tmp_path / "other"))
+
+    def main() -> int:
+        assert sys.argv == ["sparring", "train", "seed_5", "--dry-run", "--json"]
+        assert sys.stdin.read() == ""
+        if behavior == "raise":
+            raise KeyError(behavior)
+        if behavior in ("stop", "fail"):
+            advice = ": give label=COLUMN" if behavior == "stop" else ""
+            print(f"seed_5 has no label{advice}", file=sys.stderr)
+            sys.exit(2)
+        if behavior == "write":
+            Path("seed_5.yaml").touch()
+        print(document)
+        return 0
+
+    stub = SimpleNamespace(load=lambda: main)
+    monkeypatch.setattr(checker.metadata, "entry_points", lambda **_: [stub])
+    assert checker.check_seed(5, tmp_path).kind == kind
 
 
 def test_the_command_runs_in_process_without_a_terminal(checker: Any, tmp_path: Path) -> None:

@@ -38,8 +38,9 @@ Values in ``rows``, and the examples:
 - a column that is left out needs no values.
 - if a line contains all items of a user, a row is one event: a user and an item.
 
-The exit code is 0 if the file is understood without doubt. Otherwise it is 1 or 2, standard input is not
-read, and the message names the file and a fix: an option, a ``key=value``, or what is supported.
+The dry run writes no file, and does not read standard input. The exit code is 0 if the file is understood
+without doubt. Otherwise it is 1 or 2, and the message names the file and a fix: an option, a
+``key=value``, or what is supported.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -71,7 +72,7 @@ MAX_STOPPED = 0.1
 """Maximum share of the certain files at which the command may stop."""
 
 FIX = re.compile(
-    r"--[a-z]|\w+=\S|\b(add|change|choose|convert|give|name|rename|remove|replace|save|set|use|write)\b"
+    r"--[a-z]|\w+=\S|\b(add|change|choose|convert|give|rename|remove|replace|save|set|use|write)\b"
     r"|\b(expected|supported)\b",
     re.IGNORECASE,
 )
@@ -86,13 +87,15 @@ class Understood:
         exit_code: the exit code; -1 if the command raised an exception.
         columns: name and role of each column, and counts; empty if the command stopped.
         rows: the first rows, each with one value per column.
-        message: everything that was printed.
+        message: everything that was printed, except the document.
+        written: names of new files and folders; a dry run writes none.
     """
 
     exit_code: int
     columns: tuple[Mapping[str, Any], ...]
     rows: tuple[tuple[Any, ...], ...]
     message: str
+    written: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +110,13 @@ class Outcome:
 
 def what_was_understood(path: Path) -> Understood:
     """Runs the dry run of the command line in this process, without a terminal, in the file's folder."""
+    before = {*path.parent.iterdir()}
     exit_code, output, message = run_command("train", path.name, *DRY_RUN, folder=path.parent)
+    written = tuple(sorted(each.name for each in {*path.parent.iterdir()} - before))
     if exit_code != 0:
-        return Understood(exit_code, (), (), f"{output}\n{message}")
+        return Understood(exit_code, (), (), f"{output}\n{message}", written)
     try:
-        return read_document(output, message)
+        return replace(read_document(output, message), written=written)
     except (ValueError, KeyError, TypeError) as error:
         return Understood(-1, (), (), f"no document of a dry run ({error!r}):\n{output}\n{message}")
 
@@ -181,6 +186,8 @@ def judge(truth: Truth, understood: Understood) -> Outcome:
     last_lines = " / ".join(understood.message.strip().splitlines()[-3:])
     if "Traceback" in understood.message or understood.exit_code not in (0, 1, 2):
         return outcome("misread", f"exit code {understood.exit_code}: {last_lines}")
+    if understood.written:
+        return outcome("misread", f"the dry run wrote {', '.join(understood.written)}")
     if understood.exit_code != 0:
         # A console may break a long line within a name.
         joined = "".join(understood.message.split())
@@ -199,7 +206,9 @@ def compare(truth: Truth, understood: Understood) -> Iterator[str]:
         return
     if not understood.rows:
         yield "no rows"
-    given = [str(each["name"]).strip().split(":")[0] for each in understood.columns]
+    given = [str(each["name"]).strip() for each in understood.columns]
+    if truth.chosen["header"] == "typed":
+        given = [each.split(":")[0] for each in given]
     for position, column in enumerate(truth.columns):
         # The order of the columns counts only where names do not tell them apart.
         place = given.index(column.name) if column.name and column.name in given else position
@@ -238,10 +247,11 @@ def are_equal(found: Any, expected: Any, factor: float, tolerance: float) -> boo
         return [*map(str, found or [])] == expected if isinstance(found, list | None) else False
     if isinstance(found, bool) or isinstance(expected, str) or isinstance(found, str):
         return type(found) is type(expected) and found == expected
+    if isinstance(expected, int):
+        # A float cannot represent each id.
+        return isinstance(found, int) and abs(found - expected) <= tolerance
     if not isinstance(found, int | float):
         return False
-    if isinstance(expected, int):
-        return abs(found - expected) <= tolerance
     return math.isclose(found, expected * factor, rel_tol=1e-6, abs_tol=1e-9)
 
 

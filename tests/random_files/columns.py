@@ -133,7 +133,8 @@ LABEL_NAMES = {
     "unclear": ("y7", "outcome_a", "state", "f0", "result"),
 }
 LABEL_TEXTS = {
-    "0/1": ("0", "1"), "True/False": ("False", "True"), "yes/no": ("no", "yes"), "Y/N": ("N", "Y"),
+    "0/1": ("0", "1"), "True/False": ("False", "True"), "true/false": ("false", "true"),
+    "yes/no": ("no", "yes"), "Y/N": ("N", "Y"),
 }  # fmt: skip
 
 
@@ -144,7 +145,7 @@ def label_column(name: str, kind: str, scores: Sequence[float], is_decimal_comma
         values = [float(score > 0.6) for score in scores]
         if kind in ("yes/no", "Y/N"):
             return Column(name, ("label",), values, texts, texts, "string")
-        is_text = kind == "True/False"
+        is_text = kind.endswith("alse")
         natives: list[Any] = [bool(each) if is_text else int(each) for each in values]
         return Column(name, ("label",), values, texts, natives, "bool" if is_text else "int64")
     if kind == "1..5":
@@ -173,13 +174,17 @@ NUMBER_NAMES = {
 }
 
 
+RARE_ROW = 17
+"""The only row of a column `rarely decimal` with decimals."""
+
+
 def number_column(dice: random.Random, name: str, kind: str, size: int, chosen: Chosen) -> Column:
     """Makes a column of numbers of which a tenth is missing, if the container has such values."""
     values: list[float | None] = [draw_number(dice, kind, row) for row in range(size)]
     if kind in ("thousands", "whole thousands", "currency"):
         values[1], values[3] = 2612.0, 1234567.0
     if dice.random() < 0.6:
-        for row in (2, *dice.sample(range(4, size), size // 12)):
+        for row in {2, *dice.sample(range(4, size), size // 12)} - {RARE_ROW}:
             values[row] = None
     missing = MISSING.get(chosen["missing"], chosen["missing"])
     texts = [missing if each is None else spell_number(each, kind, chosen) for each in values]
@@ -196,7 +201,7 @@ def draw_number(dice: random.Random, kind: str, row: int) -> float:
     if kind == "decimal":
         return round(dice.gauss(0, 3), 3)
     if kind == "rarely decimal":
-        return 0.9 if row == 25 else float(dice.randrange(0, 5000))
+        return 0.9 if row == RARE_ROW else float(dice.randrange(0, 5000))
     if kind == "percent":
         return round(dice.random() * 100, 1)
     if kind.endswith("whole thousands"):

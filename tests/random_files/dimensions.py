@@ -24,7 +24,7 @@ DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "ending": ("newline", "no newline", "blank lines", "comment", "total"),
     "locale": (NONE, "us", "de"),
     "missing": (NONE, "empty", "NA", "NULL", "\\N", "-", "nan", "null"),
-    "label": (NONE, "0/1", "True/False", "yes/no", "Y/N", "1..5", "0.5..5"),
+    "label": (NONE, "0/1", "True/False", "true/false", "yes/no", "Y/N", "1..5", "0.5..5"),
     "label_name": (NONE, "usual", "unclear"),
     "user": (
         "small integers", "large integers", "strings", "leading zeros", "uuid", "hex", "beyond 64 bits",
@@ -247,7 +247,7 @@ EXCLUSIONS: Mapping[str, Callable[[Chosen], bool]] = {
         c["container"] == "inter"
         and (
             c["list"] not in ("", NONE, "space")
-            or c["label"] in ("True/False", "yes/no", "Y/N")
+            or c["label"] in ("True/False", "true/false", "yes/no", "Y/N")
             or c["category"] == "floats of integers"
             or c["header"] not in ("", "typed")
         )

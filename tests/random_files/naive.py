@@ -23,7 +23,7 @@ PATTERNS = {
     "ambiguous dd/mm/yyyy": "%d/%m/%Y", "date": "%Y-%m-%d", "compact date": "%Y%m%d",
     "iso Z": "%Y-%m-%dT%H:%M:%S.%fZ",
 }  # fmt: skip
-YES = ("1", "True", "yes", "Y")
+YES = ("1", "True", "true", "yes", "Y")
 
 
 def read_rows(truth: Truth) -> list[list[Any]]:
