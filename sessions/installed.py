@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import nox
 from sessions.builds import DIST, find_program
+from sessions.bundled import (
+    add_components,
+    find_sources,
+    read_components,
+    search_vulnerabilities,
+)
 from sessions.environments import (
     FAMILY,
     OLDEST_TENSORFLOW_NEEDS,
@@ -137,6 +144,9 @@ INTEL = (
 )
 ALLOWED_PACKAGES = {"tbb": INTEL, "tcmlib": INTEL}
 
+# Vulnerabilities of libraries in wheels that their distribution has not fixed, and why they are accepted.
+ACCEPTED_VULNERABILITIES: dict[str, str] = {}
+
 STRICT = "--strict"
 
 # Extras that only tests, GPUs or engines need. Engines are installed with what they require.
@@ -158,8 +168,9 @@ NOT_AUDITED = (
 def audit(session: nox.Session) -> None:
     """Checks the licenses of all required packages, searches known vulnerabilities, and writes an SBOM.
 
-    Writes reports/audit/sbom.cdx.json (CycloneDX) and licenses.json. Vulnerabilities are requested from
-    PyPI; without a connection, the session prints a message instead, or fails with ``-- --strict``.
+    Writes reports/audit/sbom.cdx.json (CycloneDX) and licenses.json. The SBOM also contains libraries in
+    the wheels of dist/, such as gRPC. Vulnerabilities are requested from PyPI and OSV; without a
+    connection or wheels, the session prints a message instead, or fails with ``-- --strict``.
     """
     if set(session.posargs) - {STRICT}:
         session.error(f"audit: found {' '.join(session.posargs)}, expected nothing or {STRICT}")
@@ -176,6 +187,7 @@ def audit(session: nox.Session) -> None:
     check_licenses(session, python, output / "licenses.json")
     packages = next(folder.glob("lib/python*/site-packages"))
     check_vulnerabilities(session, packages, output / "vulnerabilities.json")
+    check_bundled_libraries(session, Path(sbom))
 
 
 def check_vulnerabilities(session: nox.Session, packages: Path, output: Path) -> None:
@@ -205,6 +217,30 @@ def check_vulnerabilities(session: nox.Session, packages: Path, output: Path) ->
         session.warn(each)
     if found:
         session.error("require versions without these vulnerabilities")
+
+
+def check_bundled_libraries(session: nox.Session, sbom: Path) -> None:
+    """Adds the libraries in the wheels of dist/ to the SBOM, and fails if one has a vulnerability."""
+    report = session.error if STRICT in session.posargs else session.warn
+    components = read_components(DIST.glob("*.whl"))
+    if not components:
+        report("no library in a wheel was audited: build wheels first with nox -s build")
+        return
+    add_components(sbom, components)
+    for each in components:
+        session.log(f"wheels contain {each['name']} {each['version']}")
+    try:
+        found = search_vulnerabilities(find_sources(components), platform.freedesktop_os_release())
+    except (OSError, RuntimeError) as error:
+        report(f"no vulnerabilities of libraries in wheels were searched: {error}")
+        return
+    rejected = [each for each in found if each.rpartition(" ")[2] not in ACCEPTED_VULNERABILITIES]
+    for each in rejected:
+        session.warn(each)
+    if rejected:
+        session.error(
+            "build wheels with fixed libraries, or give reasons in ACCEPTED_VULNERABILITIES"
+        )
 
 
 def run_requirements(package: str) -> list[str]:

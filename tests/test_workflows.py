@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 import zipfile
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -121,3 +126,53 @@ def test_a_build_folder_whose_compiler_cache_was_uninstalled_is_deleted(
     lines = f"CMAKE_BUILD_TYPE:STRING=Release\nCMAKE_CXX_COMPILER_LAUNCHER:STRING={launcher}\n"
     (made / "CMakeCache.txt").write_text(lines)
     assert build_folders.reuse_folder(made).exists() == is_kept
+
+
+@pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="needs Debian's package manager")
+def test_libraries_in_wheels_are_part_of_the_sbom_and_of_the_audit(
+    tmp_path: Path, import_program: Any
+) -> None:
+    bundled = import_program("sessions.bundled")
+    command = ["dpkg-query", "-W", "-f", bundled.FORMAT, "libc-bin"]
+    version, source, number = subprocess.check_output(command, text=True).split("\t")
+    library = {"name": "libc-bin", "version": version, "purl": f"pkg:deb/debian/libc-bin@{version}"}
+    wheel = {"name": "sparring_serve", "version": "0.1.0", "purl": "pkg:pypi/sparring_serve@0.1.0"}
+    for name in ("a.whl", "b.whl"):
+        with zipfile.ZipFile(tmp_path / name, "w") as made:
+            content = json.dumps({"components": [wheel, library]})
+            made.writestr("x.dist-info/sboms/auditwheel.cdx.json", content)
+    components = bundled.read_components(tmp_path.glob("*.whl"))
+    assert [each["name"] for each in components] == ["libc-bin"]
+    assert bundled.find_sources(components) == [(source, number)]
+    sbom = tmp_path / "sbom.json"
+    sbom.write_text('{"components": [{"name": "numpy"}]}')
+    bundled.add_components(sbom, components)
+    assert [each["name"] for each in json.loads(sbom.read_text())["components"]] == [
+        "numpy",
+        "libc-bin",
+    ]
+    with pytest.raises(RuntimeError, match="the wheels contain libc-bin 0"):
+        bundled.find_sources([{**library, "version": "0"}])
+
+    asked = []
+
+    class Database(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"results": [{"vulns": [{"id": "CVE-1"}, {"id": "CVE-2"}]}, {}]}')
+
+        def log_message(self, *_: object) -> None:
+            """Prints nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Database) as server:
+        Thread(target=server.handle_request, daemon=True).start()
+        found = bundled.search_vulnerabilities(
+            [("grpc", "1.51.1-3"), ("openssl", "3.0.17-1")],
+            {"ID": "debian", "VERSION_ID": "12"},
+            f"http://127.0.0.1:{server.server_port}",
+        )
+    assert found == ["grpc 1.51.1-3: CVE-1", "grpc 1.51.1-3: CVE-2"]
+    package = {"name": "grpc", "ecosystem": "Debian:12"}
+    assert asked[0]["queries"][0] == {"package": package, "version": "1.51.1-3"}

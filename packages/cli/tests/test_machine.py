@@ -76,5 +76,5 @@ def test_the_lookup_server_is_native_only_if_it_was_built_and_starts(
     program.write_text("#!/bin/sh\necho no libgrpc >&2; exit 127\n")
     program.chmod(0o755)
     assert inspect_lookup_server() == "python, because the native server cannot start: no libgrpc"
-    program.write_text("#!/bin/sh\n")
-    assert inspect_lookup_server() == "native"
+    program.write_text("#!/bin/sh\necho gRPC 1.51.1 and OpenSSL 3.0.19\n")
+    assert inspect_lookup_server() == "native, with gRPC 1.51.1 and OpenSSL 3.0.19"

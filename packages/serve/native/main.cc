@@ -1,13 +1,17 @@
 // The native server of lookups: sparring-serve-native SETTINGS. `sparring serve` executes it.
+#include <grpcpp/grpcpp.h>
 #include <malloc.h>
+#include <openssl/crypto.h>
 #include <pthread.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <exception>
 #include <future>
+#include <string>
 #include <string_view>
 #include <thread>
 
@@ -20,13 +24,24 @@ namespace {
 constexpr int kFailure = 1;
 constexpr int kInvalid = 2;
 
+constexpr size_t kMaxFreeBytes = 64 << 20;
+constexpr auto kTrimInterval = std::chrono::seconds(5);
+
 // Configures glibc to serve blocks below 2 MiB from few heaps, and to keep 16 MiB of each. Larger blocks
 // return to the system when they are freed: the heaps would otherwise keep several times the bytes of the
 // largest calls, and exceed max_bytes_in_flight. Replies to 10,000 ids do not cause page faults each time.
+// glibc returns only the end of a heap, so one block in use keeps all free memory before it, for example
+// after 100,000 calls that were cancelled at once. A thread returns such memory.
 void keep_freed_memory() {
   mallopt(M_MMAP_THRESHOLD, 2 << 20);
   mallopt(M_TRIM_THRESHOLD, 16 << 20);
   mallopt(M_ARENA_MAX, 4);
+  std::thread([] {
+    while (true) {
+      std::this_thread::sleep_for(kTrimInterval);
+      if (mallinfo2().fordblks > kMaxFreeBytes) malloc_trim(16 << 20);
+    }
+  }).detach();
 }
 
 // SIGTERM or SIGINT, for which a thread waits. Before `is_ready` is set, it ends the process at once,
@@ -58,6 +73,11 @@ struct StopSignal {
 
 StopSignal stop_signal;
 
+// Returns the name and the number of the loaded library, such as "OpenSSL 3.0.17".
+std::string openssl_name() {
+  return std::string("OpenSSL ") + OpenSSL_version(OPENSSL_VERSION_STRING);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -66,10 +86,13 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "error: expected the path of the settings; start it with sparring serve\n");
     return kInvalid;
   }
-  // A start that only tests whether the libraries of this program are installed.
-  if (argv[1] == std::string_view("--check")) return 0;
+  // A start that only tests whether the libraries of this program are installed, and prints their versions.
+  if (argv[1] == std::string_view("--check")) {
+    std::printf("gRPC %s and %s\n", grpc::Version().c_str(), openssl_name().c_str());
+    return 0;
+  }
+  stop_signal.listen();  // first, because later threads inherit the blocked signals
   keep_freed_memory();
-  stop_signal.listen();
   std::signal(SIGPIPE, SIG_IGN);
   try {
     const auto settings = sparring::serve::read_settings(argv[1]);

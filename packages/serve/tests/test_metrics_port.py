@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import socket
+import subprocess
+import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
@@ -16,7 +18,7 @@ from sparring_cli import ExitCode, main
 from sparring_serve import TlsFiles
 from sparring_serve.config import ServerConfig
 from sparring_serve.server.lookup_server import check_access
-from sparring_serve.testing.front_ends import Folder, scrape
+from sparring_serve.testing.front_ends import Folder, read_metrics, scrape
 from sparring_testing.processes.certificates import make_certificate
 from sparring_testing.processes.waiting import wait_until
 
@@ -123,3 +125,32 @@ def test_the_port_uses_tls_and_reads_the_certificate_again(serve: Serve, tmp_pat
         scrape(server, f"Bearer {TOKEN}", trusted)
     certificate.write_text("not PEM")
     assert scrape(server, f"Bearer {TOKEN}", other)[0] == 200
+
+
+def test_the_end_of_the_certificate_is_a_metric_and_a_warning(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate = make_certificate(tmp_path, "server", days=400)
+    tls = TlsFiles(certificate_file=certificate, key_file=certificate.with_suffix(".key"))
+    server = serve(tls=tls)
+
+    def warnings() -> list[str]:
+        return [
+            each for each in [*server.lines, *caplog.messages] if "tls.certificate_file" in each
+        ]
+
+    def days_left() -> float:
+        expiry = read_metrics(server)["certificate_expires_seconds"]
+        return (expiry - time.time()) / 86400
+
+    assert days_left() == pytest.approx(400, abs=0.01)
+    assert not warnings()
+    for days, words in ((13, " expires at "), (-1, " expired at ")):
+        subprocess.run(
+            ["openssl", "x509", "-in", certificate, "-signkey", tls.key_file, "-days", str(days), "-out",
+             tmp_path / "new.pem"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        shutil.copy(tmp_path / "new.pem", certificate)
+        assert days_left() == pytest.approx(days, abs=0.01)
+        wait_until(lambda expected=words: any(expected in each for each in warnings()))

@@ -6,7 +6,10 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -15,8 +18,10 @@ import pytest
 
 from sparring.contracts import TableConfig
 from sparring_serve.testing.front_ends import Folder
+from sparring_serve.testing.raw_connection import RawConnection
 from sparring_serve.wire.fields import encode
 from sparring_serve.wire.messages import SERVICE, PullRequest, TableIds
+from sparring_testing.processes.waiting import wait_until
 
 from .conftest import NATIVE
 
@@ -72,3 +77,26 @@ def test_large_calls_leave_less_memory_than_the_limit_of_calls_in_flight(
             for each in [pull.future(content, timeout=60) for _ in range(3)]:
                 assert len(each.result()) > 25_000_000
     assert anonymous_bytes(started.pid) - before < IN_FLIGHT_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["python", NATIVE])
+def test_calls_that_are_cancelled_at_once_leave_little_memory(
+    process: tuple[subprocess.Popen[str], str],
+) -> None:
+    started, address = process
+    before = highest = anonymous_bytes(started.pid)
+
+    def cancel_calls() -> None:
+        with RawConnection(address) as connection, suppress(ConnectionError):
+            for _ in range(10_000):
+                connection.cancel(connection.begin(f"/{SERVICE}/Pull"))
+
+    with ThreadPoolExecutor() as callers:
+        calls = [callers.submit(cancel_calls) for _ in range(8)]
+        while not all(each.done() for each in calls):
+            highest = max(highest, anonymous_bytes(started.pid))
+            time.sleep(0.02)
+        assert [each.exception() for each in calls] == [None] * 8
+    assert highest < 640 << 20  # a third of what 80,000 calls need
+    wait_until(lambda: anonymous_bytes(started.pid) - before < IN_FLIGHT_BYTES, seconds=60)

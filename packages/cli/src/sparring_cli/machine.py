@@ -122,7 +122,7 @@ def inspect_lookup_server() -> str | None:
     checked = subprocess.run([executable, "--check"], capture_output=True, text=True, check=False)
     if checked.returncode:
         return f"python, because the native server cannot start: {checked.stderr.strip()}"
-    return "native"
+    return f"native, with {checked.stdout.strip()}"
 
 
 def list_installed_versions() -> dict[str, str | None]:

@@ -55,8 +55,10 @@ Call::Call(const CallEnvironment& environment, const Method* method,
       method_(method),
       context_(context),
       name_(context->method().substr(context->method().rfind('/') + 1)),
+      peer_(context->peer()),
       arrived_(LookupService::Clock::now()),
       begin_(arrived_) {
+  environment_.open_calls.enter(peer_);
   if (method_ == nullptr) {
     end(StatusCode::UNIMPLEMENTED, "Method not found!");
     return;
@@ -90,12 +92,13 @@ bool Call::enter_lane() {
 }
 
 Call::~Call() {
+  environment_.open_calls.leave(peer_);
   if (cancelled_by_alarm_ != nullptr) grpc_call_unref(cancelled_by_alarm_);
 }
 
 void Call::check_caller() {
   if (method_->is_audited) {
-    caller_ = context_->peer();
+    caller_ = peer_;
     for (const grpc::string_ref& each : context_->auth_context()->GetPeerIdentity()) {
       caller_ += ", certificate of " + quoted(view_of(each));
     }
@@ -112,7 +115,7 @@ void Call::check_caller() {
       client_ = &environment_.quotas->admit(caller.client);
     }
   } else if (method_->role != Role::kPull) {
-    check_local(context_->peer(), method_->role);
+    check_local(peer_, method_->role);
   }
 }
 
@@ -126,7 +129,7 @@ double Call::remaining_seconds() const {
 
 void Call::wait_for_message() {
   constexpr double kForever = std::numeric_limits<double>::infinity();
-  const bool may_be_slow = silent().enter(context_->peer(), context_->c_call(), silent_place_);
+  const bool may_be_slow = silent().enter(peer_, context_->c_call(), silent_place_);
   double seconds = may_be_slow ? kForever : SilentCalls::kSlowSeconds;
   if (!method_->needs_deadline) {
     seconds = std::min(seconds, is_probe() ? kProbeMessageSeconds

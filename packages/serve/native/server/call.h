@@ -18,6 +18,7 @@
 
 #include "server/limits.h"
 #include "server/lookup_service.h"
+#include "server/open_calls.h"
 #include "server/quotas.h"
 #include "server/refresher.h"
 #include "server/silent_calls.h"
@@ -52,6 +53,7 @@ struct CallEnvironment {
   CallLane& probes;
   SilentCalls& silent_calls;
   SilentCalls& silent_probes;
+  OpenCalls& open_calls;
 };
 
 class Call final : public grpc::ServerGenericBidiReactor {
@@ -97,6 +99,7 @@ class Call final : public grpc::ServerGenericBidiReactor {
   const Method* const method_;
   grpc::GenericCallbackServerContext* const context_;
   const std::string name_;
+  const std::string peer_;
   const LookupService::Clock::time_point arrived_;
   LookupService::Clock::time_point begin_;
   CallLane* lane_ = nullptr;  // null: the call is not counted

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "server/certificate.h"
 #include "server/log.h"
 #include "server/methods.h"
 #include "server/process_gauges.h"
@@ -43,6 +44,9 @@ FrontEnd::FrontEnd(const Settings& settings)
       metrics_(settings.metric_help, settings.bucket_bounds, tables_.served()->names),
       service_(settings, tables_, metrics_),
       tokens_(settings.token_file.empty() ? nullptr : std::make_unique<Tokens>(settings.token_file)),
+      expiry_(settings.certificate_file.empty()
+                  ? nullptr
+                  : std::make_unique<WatchedFile<double>>(settings.certificate_file, read_expiry)),
       quotas_(settings.calls_per_second > 0 || settings.ids_per_second > 0
                   ? std::make_unique<Quotas>(settings.calls_per_second, settings.ids_per_second)
                   : nullptr),
@@ -52,7 +56,7 @@ FrontEnd::FrontEnd(const Settings& settings)
       refresher_(std::make_unique<Refresher>(tables_, metrics_, settings.poll_seconds)),
       work_(settings.threads),
       environment_{service_, *refresher_, tokens_.get(), quotas_.get(), work_,
-                   calls_,   probes_,     silent_calls_, silent_probes_},
+                   calls_,   probes_,     silent_calls_, silent_probes_, open_calls_},
       port_(environment_, make_methods(false)),
       health_(environment_, make_methods(true)) {
   if (!tables_.served()->not_fresh.empty()) metrics_.refreshes.add("refused");
@@ -137,6 +141,7 @@ Metrics::Gauges FrontEnd::gauges() const {
   found.emplace_back("bytes_in_flight",
                      static_cast<double>(service_.bytes_in_flight()));
   found.emplace_back("oldest_call_seconds", work_.oldest_seconds());
+  if (expiry_ != nullptr) found.emplace_back("certificate_expires_seconds", *expiry_->value());
   add_process_gauges(found);
   return found;
 }

@@ -11,6 +11,7 @@
 #include "server/call.h"
 #include "server/metrics_port.h"
 #include "server/settings.h"
+#include "server/watched_file.h"
 
 namespace sparring::serve {
 
@@ -50,11 +51,13 @@ class FrontEnd {
   Metrics metrics_;
   LookupService service_;
   std::unique_ptr<Tokens> tokens_;
+  std::unique_ptr<WatchedFile<double>> expiry_;  // of the certificate
   std::unique_ptr<Quotas> quotas_;
   CallLane calls_;
   CallLane probes_;
   SilentCalls silent_calls_;
   SilentCalls silent_probes_;
+  OpenCalls open_calls_;
   std::unique_ptr<Refresher> refresher_;
   WorkThreads work_;
   CallEnvironment environment_;

@@ -34,6 +34,7 @@ HELP = {
     "memory_bytes": "Memory of the process without pages of mapped files",
     "memory_limit_bytes": "Limit of the container's memory, or the memory of the machine",
     "start_seconds": "Time since 1970 at which the process started",
+    "certificate_expires_seconds": "Time since 1970 at which the certificate of server.tls expires",
     "oldest_call_seconds": "Time for which the longest call in progress has occupied a thread",
     "rejected_total": "Calls that were rejected, by reason",
     "client_calls_total": "Calls of clients with a quota, by client and result: admitted or rejected",

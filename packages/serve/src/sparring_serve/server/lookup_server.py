@@ -22,9 +22,10 @@ from sparring_serve.config import (
 from sparring_serve.limits import Admission, Limits, Quotas
 from sparring_serve.metrics import ServingMetrics
 from sparring_serve.request_log import open_request_log
-from sparring_serve.security import Tokens
+from sparring_serve.security import Tokens, WatchedFile
 from sparring_serve.server.call_lane import CallLane
 from sparring_serve.server.call_watch import CallWatch
+from sparring_serve.server.certificate import read_expiry
 from sparring_serve.server.grpc_methods import Changes, Methods, make_handler
 from sparring_serve.server.health_port import HealthPort
 from sparring_serve.server.reflection import add_reflection
@@ -97,6 +98,7 @@ class LookupServer:
         if tables.not_fresh and changes is None:
             self.metrics.count_refresh("refused")
         self.changes = None if changes is None else changes(self.service)
+        self._expiry = _read_expiry(server.tls)
         self._drain_seconds = server.drain_seconds
         self._calls = CallLane(
             "sparring-serve",
@@ -211,6 +213,7 @@ class LookupServer:
 
     def _gauges(self) -> Mapping[str, float]:
         newest = self.service.tables.versions()[0]
+        expiry = {} if self._expiry is None else {"certificate_expires_seconds": self._expiry.value}
         return {
             **self.service.tables.gauges(),
             **process_metrics(),
@@ -219,6 +222,7 @@ class LookupServer:
             "refresh_seconds": self.refresher.last_seconds,
             "bytes_in_flight": float(self.service.admission.bytes_in_flight),
             "oldest_call_seconds": self.watch.oldest_seconds(),
+            **expiry,
         }
 
 
@@ -297,8 +301,6 @@ def _open_tables(config: ServingConfig, position: ShardPosition) -> ServingTable
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
     """Returns credentials whose files are read again when they change; they apply to later
     connections."""
-    from sparring_serve.security import WatchedFile
-
     assert tls.certificate_file is not None
     assert tls.key_file is not None
     certificate = WatchedFile(tls.certificate_file, bytes)
@@ -313,3 +315,10 @@ def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(
         read(), read, require_client_authentication=authority is not None
     )
+
+
+def _read_expiry(tls: TlsFiles) -> WatchedFile[float] | None:
+    """Returns the time at which the certificate expires; None without TLS."""
+    if tls.certificate_file is None:
+        return None
+    return WatchedFile(tls.certificate_file, read_expiry)

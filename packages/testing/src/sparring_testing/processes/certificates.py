@@ -17,8 +17,9 @@ def make_certificate(
     authority: Path | None = None,
     hosts: str = "IP:127.0.0.1",
     *extensions: str,
+    days: int = 1,
 ) -> Path:
-    """Creates a certificate for one day, with its key next to it; skips the test without openssl.
+    """Creates a certificate, with its key next to it; skips the test without openssl.
 
     Args:
         folder: folder of the files ``NAME.pem`` and ``NAME.key``.
@@ -26,6 +27,7 @@ def make_certificate(
         authority: file of the certificate that signs; None creates a certificate that signs itself.
         hosts: subject alternative names, in the form of openssl; "" omits the extension.
         extensions: further extensions, in the form of openssl.
+        days: days until it expires, at least 1.
     """
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl command")
@@ -37,7 +39,7 @@ def make_certificate(
         added += ["-CA", str(authority), "-CAkey", str(authority.with_suffix(".key"))]
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-         "-nodes", "-days", "1", "-subj", f"/CN={name}", *added,
+         "-nodes", "-days", str(days), "-subj", f"/CN={name}", *added,
          "-keyout", str(made.with_suffix(".key")), "-out", str(made)],
         check=True, capture_output=True,
     )  # fmt: skip
