@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from sparring.errors import ConfigError
 
@@ -49,7 +49,7 @@ def read_expiry(content: bytes) -> float:
             "the certificate of server.tls.certificate_file %s at %s; replace the file, which is read "
             "again while the server runs",
             "expired" if rest < 0 else "expires",
-            datetime.fromtimestamp(expiry, UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            datetime.fromtimestamp(expiry, timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         )
     return expiry
 
@@ -71,7 +71,7 @@ def _end_of_validity(der: bytes) -> float | None:
     digits = text.decode("ascii")
     if form == _UTC_TIME:
         digits = ("19" if digits >= "5" else "20") + digits
-    return datetime.strptime(digits, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+    return datetime.strptime(digits, "%Y%m%d%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
 
 
 def _fields(der: bytes) -> Iterator[tuple[int, bytes]]:
