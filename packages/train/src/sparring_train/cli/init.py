@@ -12,25 +12,47 @@ import typer
 
 from sparring.adapter import find_closest_name
 from sparring.errors import DataError
-from sparring_cli import add_command, print_document, print_note
-from sparring_train.cli.init_label import ChosenLabel, choose_label
+from sparring_cli import add_command, make_console, print_document
+from sparring_train.cli.findings import Findings, resolve
+from sparring_train.cli.init_label import (
+    NO_LABEL,
+    ChosenLabel,
+    choose_label,
+    leave_out_outcomes,
+)
 from sparring_train.cli.init_ranking import (
     RankingKind,
     choose_ranked_columns,
+    choose_user_and_item,
     has_user_and_item,
+    name_pair,
     ranking_lines,
 )
-from sparring_train.cli.init_text import DICTIONARY_LINE, bad_row_lines, id_columns, label_lines
+from sparring_train.cli.init_text import bad_row_lines, dictionary_lines, id_columns, label_lines
 from sparring_train.cli.init_words import ROLES, Words, apply_keys, parse_words, quote_yaml_name
+from sparring_train.cli.understanding import ColumnRow, Understanding, describe_columns
 from sparring_train.config.reading.loader import parse_config
 from sparring_train.data.table.sample import ReadingOptions
 from sparring_train.data.table.summary import ColumnSummary, TableSummary, summarize_table
-from sparring_train.recommend.column_names import ITEMS, USERS, find_first_named
 
-__all__ = ["add_init", "suggest_configuration"]
+__all__ = ["ModelOption", "YesOption", "add_init", "understand"]
 
 _RARE_SHARE = 0.1
 """Minimum share of values that occur once for which an admission filter is suggested."""
+
+ModelOption = Annotated[
+    RankingKind | None,
+    typer.Option(
+        help="Model that ranks items for users: two_towers, or sequence, which uses earlier items. "
+        "Default: one of them if the files have no label, but columns of users and items.",
+    ),
+]
+YesOption = Annotated[
+    bool,
+    typer.Option(
+        "--yes", "-y", help="Decide doubts about the columns by their defaults, without questions."
+    ),
+]
 
 
 def add_init(application: typer.Typer) -> None:
@@ -48,61 +70,88 @@ def add_init(application: typer.Typer) -> None:
 def init(
     path: Annotated[
         str,
-        typer.Argument(metavar="FILE", help="A CSV or Parquet file, a folder, a pattern or a URL."),
+        typer.Argument(metavar="FILE", help="A file of examples, a folder, a pattern or a URL."),
     ],
     words: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="ROLE=COLUMN | KEY=VALUE",
-            help="Roles of columns, if the guess is wrong: label=clicked, weight=w, time=at, "
-            "categorical=a,b, numeric=c, skip=d. Keys of the configuration: a key of the section "
-            "data, such as bad_rows=skip, or a key with its section, such as training.epochs=3.",
+            help="Roles of columns, if the guess is wrong: label=clicked (label=none: no label), user=u, item=i, "
+            "weight=w, time=at, categorical=a,b, numeric=c, skip=d. Keys of the configuration: a key of the "
+            "section data, such as bad_rows=skip, or a key with its section, such as training.epochs=3.",
             show_default=False,
         ),
     ] = None,
-    model: Annotated[
-        RankingKind | None,
-        typer.Option(
-            help="Model that ranks items for users: two_towers, or sequence, which uses earlier items. "
-            "Default: one of them if the files have no label, but columns of users and items.",
-        ),
-    ] = None,
+    model: ModelOption = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="File to write. Default: standard output."),
     ] = None,
+    yes: YesOption = False,
 ) -> None:
     """Read the first rows of files, and print a configuration that trains on them."""
-    text, notes = suggest_configuration(path, words or (), model)
-    print_document(text, output)
-    for each in notes:
-        print_note(each)
+    found = understand(path, words or (), model, "init", accepts_defaults=yes)
+    found.show(make_console(is_error=True))
+    print_document(found.text, output)
 
 
-def suggest_configuration(
-    path: str, words: Sequence[str], model: RankingKind | None = None
-) -> tuple[str, list[str]]:
-    """Reads the first rows of files. Returns a configuration that trains on them, and notes for the user.
+def understand(
+    path: str,
+    words: Sequence[str],
+    model: RankingKind | None = None,
+    command: str = "init",
+    *,
+    accepts_defaults: bool = False,
+) -> Understanding:
+    """Reads the first rows of files, and chooses the roles of columns and a model.
 
     Args:
         path: a file, a folder, a pattern or a URL.
         words: roles of columns and keys of the configuration; see `init`.
         model: model that ranks items; None chooses a model.
+        command: the command that calls it, for messages.
+        accepts_defaults: whether doubts are decided by their defaults.
 
     Raises:
         ConfigError: an argument is invalid.
-        DataError: the files cannot be read, or contain no columns to train on.
+        DataError: the files cannot be read, contain no columns to train on, or leave a doubt that nobody
+            decides.
     """
+    line = ["sparring", command, path, *(("--model", model) if model else ())]
     given = parse_words(words)
-    summary = summarize_table(path, _options(given))
-    lines, unsure = _configuration(path, summary, given, model)
-    text = "\n".join(apply_keys(lines, given.keys)) + "\n"
-    # Validates the text like `sparring train` does.
-    parse_config(text, source="the configuration of sparring init")
-    notes = [f"unsure: {each}" for each in unsure]
+    while True:
+        findings = Findings()
+        summary = summarize_table(path, _options(given))
+        lines, rows = _configuration(path, summary, given, model, findings)
+        if not findings.doubts:
+            break
+        more = resolve(path, findings.doubts, [*line, *words], accepts_defaults=accepts_defaults)
+        words = [*words, *more]
+        given = parse_words(words)
     if summary.num_bad:
-        notes.append(f"bad rows: {summary.num_bad:,}; the first: {summary.first_bad}")
-    return text, notes
+        findings.add(0, f"bad rows: {summary.num_bad:,}; the first: {summary.first_bad}")
+    remarks = findings.remarks
+    about = "" if summary.sample.is_exact else "about "
+    head = [
+        f"# Written by `sparring init {path}`.",
+        f"# Based on {summary.num_sampled:,} of {about}{summary.num_rows:,} rows.",
+        *(f"# UNSURE: {each}" for each in remarks),
+        "",
+        "seed: 1",
+    ]
+    columns = ["", "report:", "  columns:                # what was understood"]
+    columns += [f"    {quote_yaml_name(each.name)}: {json.dumps(_in_words(each))}" for each in rows]
+    text = "\n".join(apply_keys([*head, *lines, *columns], given.keys)) + "\n"
+    # Validates the text like `sparring train` does.
+    config = parse_config(text, source="the configuration of sparring init")
+    return Understanding(
+        path, text, config.data, rows, remarks, summary.num_sampled, summary.sample.values
+    )
+
+
+def _in_words(row: ColumnRow) -> str:
+    parts = [f"{row.role}: {row.why}", row.counts, ", ".join(row.examples)]
+    return "; ".join(filter(None, parts))
 
 
 def _options(given: Words) -> ReadingOptions:
@@ -117,13 +166,84 @@ def _options(given: Words) -> ReadingOptions:
 
 
 def _configuration(
-    path: str, summary: TableSummary, given: Words, model: RankingKind | None
-) -> tuple[list[str], list[str]]:
-    """Returns the lines of the configuration, and remarks about uncertain guesses."""
+    path: str, summary: TableSummary, given: Words, model: RankingKind | None, findings: Findings
+) -> tuple[list[str], list[ColumnRow]]:
+    """Returns the lines of the configuration, and the table of the columns."""
+    _apply_roles(path, summary, given)
+    for each in summary.sample.unsure:
+        findings.add(2, each)
+    label = choose_label(path, summary, given, findings, may_guess=model is None)
+    if label is None and model is None and not has_user_and_item(summary.columns, given):
+        usable = [each.name for each in summary.columns if each.name not in summary.sample.unusable]
+        raise DataError(
+            f"{path}: found no column with the name of a label; give label=COLUMN, one of "
+            f"{', '.join(usable)}; or --model two_towers, where each row is "
+            "something that a user did with an item",
+            path=path,
+        )
+    weight = given.columns.get("weight", [None])[0]
+    label_name = None if label is None else label.name
+    columns = [each for each in summary.columns if each.name not in (label_name, weight)]
+    named = {each for names in given.columns.values() for each in names}
+    if label is not None and label.is_binary:
+        leave_out_outcomes(summary, columns, label, named, findings)
+    for each in columns:
+        if each.role == "time" and each.name in named - {*given.columns.get("time", ())}:
+            each.role = ROLES[
+                "numeric" if each.name in given.columns.get("numeric", ()) else "categorical"
+            ]
+    ids = [each for each in columns if each.role == "categorical"]
+    summary.choose_one_separator(ids)
+    summary.choose_types(ids)
+    for each in columns:
+        if each.unsure:
+            findings.add(1 if each.role == "left out" else 3, each.unsure, each.name)
+    if not ids:
+        raise DataError(
+            f"{path}: found no column of ids; give categorical=COLUMN, one of "
+            f"{', '.join(each.name for each in columns)}",
+            path=path,
+        )
+    user, item = choose_user_and_item(ids, given)
+    roles = {
+        each.name: (_role(each, user, item), each.why)
+        for each in summary.columns
+        if each.name in {one.name for one in columns}
+    }
+    if label is None or model is not None:
+        found = choose_ranked_columns(path, summary, columns, label, model, (user, item), findings)
+        used = {each.name for each in (found.user, found.item, *found.of_user, *found.of_item)}
+        used |= set() if found.time is None else {found.time.name}
+        roles |= {
+            found.user.name: ("user", found.user.why),
+            found.item.name: ("item", found.item.why),
+        }
+        left = [each.name for each in columns if each.name not in used]
+        for name in left:
+            if roles[name][0] != "left out":
+                roles[name] = (roles[name][0], f"{roles[name][1]}, not used")
+        lines = [*ranking_lines(path, summary, found, weight, left)]
+    else:
+        pair = _pair(ids, user, item, label, path, findings) if not label.is_binary else None
+        lines = [*_data(path, summary, columns, label, weight, pair), *_model(columns, label, pair)]
+    for name, role in ((label_name, "label"), (weight, "weight")):
+        if name is not None:
+            why = label.why if label is not None and name == label.name else "given"
+            roles[name] = (role, why)
+    order = [each.name for each in summary.columns]
+    counts = {each.name: each.num_distinct or None for each in summary.columns}
+    known = {name: roles[name] for name in order}
+    return lines, [*describe_columns(summary.values, known, counts)]
+
+
+def _apply_roles(path: str, summary: TableSummary, given: Words) -> None:
+    """Gives columns the roles of the arguments."""
     by_name = {each.name: each for each in summary.columns}
     for role, names in given.columns.items():
         for name in names:
             if name not in by_name:
+                if role == "label" and name == NO_LABEL:
+                    continue
                 meant = find_closest_name(name, by_name)
                 hint = f"; did you mean {meant}?" if meant else f", found {', '.join(by_name)}"
                 raise DataError(
@@ -139,55 +259,35 @@ def _configuration(
                 )
     for key, role in ROLES.items():
         for name in given.columns.get(key, ()):
-            by_name[name].role, by_name[name].unsure = role, None
-    unsure: list[str] = list(summary.sample.unsure)
-    label = choose_label(path, summary, given, unsure, may_guess=model is None)
-    if label is None and model is None and not has_user_and_item(summary.columns):
-        usable = [each.name for each in summary.columns if each.name not in summary.sample.unusable]
-        raise DataError(
-            f"{path}: found no column with the name of a label; give label=COLUMN, one of "
-            f"{', '.join(usable)}; or --model two_towers, where each row is "
-            "something that a user did with an item",
-            path=path,
-        )
-    weight = given.columns.get("weight", [None])[0]
-    label_name = None if label is None else label.name
-    columns = [each for each in summary.columns if each.name not in (label_name, weight)]
-    for role in ("numeric", "categorical"):
-        for each in columns:
-            if each.role == "time" and each.name in given.columns.get(role, ()):
-                each.role = ROLES[role]
-    ids = [each for each in columns if each.role == "categorical"]
-    summary.choose_one_separator(ids)
-    summary.choose_types(ids)
-    unsure += [f"{each.name}: {each.unsure}" for each in columns if each.unsure]
-    if not ids:
-        raise DataError(
-            f"{path}: found no column of ids; give categorical=COLUMN, one of "
-            f"{', '.join(each.name for each in columns)}",
-            path=path,
-        )
-    if label is None or model is not None:
-        found = choose_ranked_columns(path, summary, columns, label, model, unsure)
-        used = {each.name for each in (found.user, found.item, *found.of_user, *found.of_item)}
-        used |= set() if found.time is None else {found.time.name}
-        left = [each.name for each in columns if each.name not in used]
-        return [
-            *_head(path, summary, unsure),
-            *ranking_lines(path, summary, found, weight, left),
-        ], unsure
-    lines = [*_head(path, summary, unsure), *_data(path, summary, columns, label, weight)]
-    return [*lines, *_model(columns, label, path)], unsure
+            by_name[name].role, by_name[name].why, by_name[name].unsure = role, "given", None
 
 
-def _head(path: str, summary: TableSummary, unsure: Sequence[str]) -> Iterator[str]:
-    about = "" if summary.sample.is_exact else "about "
-    yield f"# Written by `sparring init {path}`."
-    yield f"# Based on {summary.num_sampled:,} of {about}{summary.num_rows:,} rows."
-    for each in unsure:
-        yield f"# UNSURE: {each}"
-    yield ""
-    yield "seed: 1"
+def _role(column: ColumnSummary, user: ColumnSummary | None, item: ColumnSummary | None) -> str:
+    if column.role == "categorical":
+        if column.is_list:
+            return "list"
+        return "user" if column is user else "item" if column is item else "id"
+    return "number" if column.role == "numeric" else column.role
+
+
+def _pair(
+    ids: Sequence[ColumnSummary],
+    user: ColumnSummary | None,
+    item: ColumnSummary | None,
+    label: ChosenLabel,
+    path: str,
+    findings: Findings,
+) -> tuple[str, str]:
+    """Returns the user and item columns of a matrix factorization."""
+    single = [each for each in ids if not each.is_list]
+    if len(single) < 2:
+        raise DataError(
+            f"{path}: the label {label.name} is a number, for which a matrix factorization needs two "
+            "columns of ids, users and items; give user=COLUMN item=COLUMN",
+            path=path,
+            column=label.name,
+        )
+    return name_pair(single, user, item, findings)
 
 
 def _data(
@@ -196,6 +296,7 @@ def _data(
     columns: Sequence[ColumnSummary],
     label: ChosenLabel,
     weight: str | None,
+    pair: tuple[str, str] | None,
 ) -> Iterator[str]:
     ids = [each for each in columns if each.role == "categorical"]
     numbers = [each for each in columns if each.role == "numeric"]
@@ -206,9 +307,8 @@ def _data(
     yield f"  path: {json.dumps(path)}"
     yield from label_lines(label)
     yield from id_columns(ids, summary.sample)
-    required: tuple[str, ...] = ()
-    if not label.is_binary:
-        required = _user_and_item(ids, label.name, path)
+    required = pair or ()
+    if required:
         names = ", ".join(map(quote_yaml_name, required))
         yield f"  required: [{names}]  # a row without an id in one of these is a bad row"
     if numbers:
@@ -230,22 +330,24 @@ def _data(
     used = [label.name, weight, *(each.name for each in (*numbers, *times[:1]))]
     must = [label.name, weight, *(each.name for each in times[:1]), *required]
     yield from bad_row_lines(summary, used, must)
-    yield DICTIONARY_LINE
+    yield from dictionary_lines(summary, ids)
     size = 2 ** int(np.clip(np.log2(max(summary.num_rows, 1) / 200), 4, 12))
     yield f"  batch_size: {size}"
 
 
-def _model(columns: Sequence[ColumnSummary], label: ChosenLabel, path: str) -> Iterator[str]:
+def _model(
+    columns: Sequence[ColumnSummary], label: ChosenLabel, pair: tuple[str, str] | None
+) -> Iterator[str]:
     ids = [each for each in columns if each.role == "categorical"]
     yield ""
     yield "model:"
-    if label.is_binary:
+    if pair is None:
         yield "  kind: dlrm              # predicts a probability from ids and numbers"
         yield "  embedding_dim: 16"
         yield "  bottom_mlp: [64, 32]"
         yield "  top_mlp: [64, 32]"
     else:
-        user, item = _user_and_item(ids, label.name, path)
+        user, item = pair
         yield "  kind: matrix_factorization  # predicts a number from two ids"
         yield "  dim: 32"
         yield f"  user: {quote_yaml_name(user)}"
@@ -267,19 +369,3 @@ def _model(columns: Sequence[ColumnSummary], label: ChosenLabel, path: str) -> I
     yield ""
     yield "snapshots:"
     yield "  url: run                # the trained model, for sparring evaluate, predict, recommend"
-
-
-def _user_and_item(ids: Sequence[ColumnSummary], label: str, path: str) -> tuple[str, str]:
-    """Returns the user and item columns of a matrix factorization."""
-    single = [each.name for each in ids if not each.is_list]
-    if len(single) < 2:
-        raise DataError(
-            f"{path}: the label {label} is a number, for which a matrix factorization needs two "
-            "columns of ids, users and items; give categorical=USER,ITEM",
-            path=path,
-            column=label,
-        )
-    item = find_first_named(single, ITEMS)
-    user = find_first_named((name for name in single if name != item), USERS)
-    user = user or next(name for name in single if name != item)
-    return user, item or next(name for name in single if name != user)

@@ -11,17 +11,26 @@ import numpy as np
 import pyarrow
 
 from sparring.errors import DataError
+from sparring_train.cli.findings import Doubt, Findings
 from sparring_train.cli.init_label import ChosenLabel
-from sparring_train.cli.init_text import DICTIONARY_LINE, bad_row_lines, id_columns, label_lines
-from sparring_train.cli.init_words import quote_yaml_name
+from sparring_train.cli.init_text import bad_row_lines, dictionary_lines, id_columns, label_lines
+from sparring_train.cli.init_words import Words, quote_yaml_name
 from sparring_train.data.table.summary import ColumnSummary, TableSummary
-from sparring_train.recommend.column_names import ITEMS, SESSIONS, USERS, split_column_name
+from sparring_train.recommend.column_names import (
+    ITEMS,
+    SESSIONS,
+    USERS,
+    find_first_named,
+    split_column_name,
+)
 
 __all__ = [
     "RankedColumns",
     "RankingKind",
-    "has_user_and_item",
     "choose_ranked_columns",
+    "choose_user_and_item",
+    "has_user_and_item",
+    "name_pair",
     "ranking_lines",
 ]
 
@@ -44,10 +53,56 @@ class RankedColumns:
     """Minimum label of a positive row."""
 
 
-def has_user_and_item(columns: Sequence[ColumnSummary]) -> bool:
-    """Returns whether the names of two columns of ids suggest users and items."""
-    ids = [each for each in columns if _is_id(each)]
-    return None not in (_called(ids, USERS), _called(ids, ITEMS))
+def has_user_and_item(columns: Sequence[ColumnSummary], given: Words) -> bool:
+    """Returns whether the names of two columns of ids suggest users and items, or the user named them."""
+    return None not in choose_user_and_item([each for each in columns if _is_id(each)], given)
+
+
+def choose_user_and_item(
+    ids: Sequence[ColumnSummary], given: Words
+) -> tuple[ColumnSummary | None, ColumnSummary | None]:
+    """Returns the columns of users and items: those that the user named, or those with the most usual names.
+
+    Args:
+        ids: columns of ids.
+        given: arguments of the command.
+    """
+    single = [each for each in ids if _is_id(each)]
+    chosen: list[ColumnSummary | None] = []
+    for key, terms in (("user", USERS), ("item", ITEMS)):
+        named = given.columns.get(key, [None])[0]
+        rest = [each for each in single if each not in chosen]
+        name = named or find_first_named([each.name for each in rest], terms)
+        chosen.append(next((each for each in rest if each.name == name), None))
+        if chosen[-1] is not None and chosen[-1].why != "given":
+            chosen[-1].why = f"name of {key}s"
+    return chosen[0], chosen[1]
+
+
+def name_pair(
+    single: Sequence[ColumnSummary],
+    user: ColumnSummary | None,
+    item: ColumnSummary | None,
+    findings: Findings,
+) -> tuple[str, str]:
+    """Returns the names of the columns of users and items. If a name is unusual, adds a doubt.
+
+    Args:
+        single: at least two columns with one id per row.
+        user: column of users, if known.
+        item: column of items, if known.
+        findings: receives the doubts.
+    """
+    names = [each.name for each in single]
+    known = [None if each is None else each.name for each in (user, item)]
+    chosen = list(known)
+    for place, key in enumerate(("user", "item")):
+        if known[place] is None:
+            chosen[place] = next(name for name in names if name not in chosen)
+            reason = f"no column of ids has a usual name of {key}s"
+            choices = tuple(name for name in names if name not in known)
+            findings.doubts.append(Doubt(reason, key, str(chosen[place]), choices))
+    return str(chosen[0]), str(chosen[1])
 
 
 def choose_ranked_columns(
@@ -56,7 +111,8 @@ def choose_ranked_columns(
     columns: Sequence[ColumnSummary],
     label: ChosenLabel | None,
     kind: RankingKind | None,
-    unsure: list[str],
+    pair: tuple[ColumnSummary | None, ColumnSummary | None],
+    findings: Findings,
 ) -> RankedColumns:
     """Chooses the columns of a model by their names and values.
 
@@ -67,7 +123,8 @@ def choose_ranked_columns(
         label: label that selects the positive rows; None if all are positive.
         kind: kind of the model. None selects a sequence model if the rows belong to sessions and have
             times, and otherwise two towers.
-        unsure: receives remarks about uncertain guesses.
+        pair: columns of users and items, if known.
+        findings: receives remarks and doubts.
 
     Raises:
         DataError: there are fewer than two columns of ids, or a sequence model has no column of
@@ -78,19 +135,13 @@ def choose_ranked_columns(
     if len(ids) < 2:
         raise DataError(
             f"{path}: a model that ranks items needs two columns of ids, users and items; give "
-            "categorical=USER,ITEM",
+            "user=COLUMN item=COLUMN",
             path=path,
         )
-    item = _called(ids, ITEMS)
-    user = _called([each for each in ids if each is not item], USERS)
-    if user is None or item is None:
-        user = user or next(each for each in ids if each is not item)
-        item = item or next(each for each in ids if each is not user)
-        unsure.append(
-            f"{user.name}, {item.name}: assumed to be the user and the item, in this order"
-        )
+    names = name_pair(ids, *pair, findings)
+    user, item = (next(each for each in ids if each.name == name) for name in names)
     repeats = summary.num_sampled >= 2 * max(user.num_distinct, 1)
-    is_session = bool(times) and repeats and bool(split_column_name(user.name) & SESSIONS)
+    is_session = bool(times) and repeats and bool(split_column_name(user.name) & {*SESSIONS})
     chosen = kind or ("sequence" if is_session else "two_towers")
     if chosen == "sequence" and not times:
         raise DataError(
@@ -108,8 +159,8 @@ def choose_ranked_columns(
         values = summary.values[label.name].drop_null().cast(pyarrow.float64()).to_numpy()
         positive = 1.0 if label.is_binary else float(np.quantile(values, 0.5, method="higher"))
         if not label.is_binary:
-            unsure.append(
-                f"{label.name}: rows with at least {positive:g} are positive; these are about half"
+            findings.add(
+                1, f"rows with at least {positive:g} are positive; these are about half", label.name
             )
     time = times[0] if times and repeats else None
     return RankedColumns(chosen, user, item, of_user, of_item, time, label, positive)
@@ -153,7 +204,7 @@ def ranking_lines(
     time = None if found.time is None else found.time.name
     must = [found.item.name, None if found.kind == "sequence" else found.user.name]
     yield from bad_row_lines(summary, [label, weight, time], [label, weight, time, *must])
-    yield DICTIONARY_LINE
+    yield from dictionary_lines(summary, [found.user, found.item, *found.of_user, *found.of_item])
     size = 2 ** int(np.clip(np.log2(max(summary.num_rows, 1) / 50), 6, 11))
     yield f"  batch_size: {size}       # the items of a step are each other's negatives"
     yield ""
@@ -193,10 +244,6 @@ def _model(found: RankedColumns) -> Iterator[str]:
 
 def _is_id(column: ColumnSummary) -> bool:
     return column.role == "categorical" and not column.is_list
-
-
-def _called(ids: Sequence[ColumnSummary], terms: frozenset[str]) -> ColumnSummary | None:
-    return next((each for each in ids if split_column_name(each.name) & terms), None)
 
 
 def _describes(summary: TableSummary, column: ColumnSummary, of: ColumnSummary) -> bool:

@@ -12,22 +12,24 @@ from typing import TYPE_CHECKING
 from sparring_train.cli.init_words import quote_yaml_name
 from sparring_train.config.sections.columns import is_table_name
 from sparring_train.data.table.sample import Sample
-from sparring_train.data.table.summary import ColumnSummary, TableSummary
+from sparring_train.data.table.summary import ColumnSummary, TableSummary, is_text
 
 if TYPE_CHECKING:
     from sparring_train.cli.init_label import ChosenLabel
 
 __all__ = [
-    "DICTIONARY_LINE",
     "bad_row_lines",
+    "dictionary_lines",
     "format_column_words",
     "id_columns",
     "label_lines",
 ]
 
-DICTIONARY_LINE = (
-    "  dictionary: true        # results contain the strings of the file, if ids are strings"
-)
+
+def dictionary_lines(summary: TableSummary, ids: Sequence[ColumnSummary]) -> Iterator[str]:
+    """Yields the line that stores strings, if ids are strings."""
+    if any(each.type == "string" or is_text(summary.values[each.name].type) for each in ids):
+        yield "  dictionary: true        # results contain the strings of the file"
 
 
 def label_lines(label: ChosenLabel) -> Iterator[str]:

@@ -22,6 +22,8 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _YAML_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 ROLES: dict[str, Role] = {
+    "user": "categorical",
+    "item": "categorical",
     "categorical": "categorical",
     "numeric": "numeric",
     "time": "time",

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
-import re
-import shlex
-from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from sparring import PluginManager
-from sparring.errors import ConfigError, DataError, PluginError
+from sparring.errors import ConfigError, PluginError
 from sparring_cli import (
     ExitCode,
     JsonOption,
@@ -24,11 +17,11 @@ from sparring_cli import (
     get_command_context,
     make_console,
     print_json,
-    print_note,
     print_warning,
 )
+from sparring_train.cli.init import ModelOption, YesOption
 from sparring_train.cli.progress import make_progress
-from sparring_train.config.reading.loader import load_config, parse_config
+from sparring_train.config.reading.loader import load_config
 from sparring_train.data.table.files import is_name_of_table
 from sparring_train.registered_kinds import find_trainer
 from sparring_train.run.allocator import keep_freed_memory
@@ -38,9 +31,6 @@ from sparring_train.run.result import TrainResult
 __all__ = ["ConfigArgument", "OverridesArgument", "add_train"]
 
 _MAX_TABLES_SHOWN = 8
-
-_WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
-"""Variables in which torchrun and mpiexec tell the number of ranks."""
 
 ConfigArgument = Annotated[
     str, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)
@@ -74,8 +64,8 @@ def train(
         str,
         typer.Argument(
             metavar="CONFIG",
-            help="The YAML file; or a CSV or Parquet file, for which a YAML file is written first, "
-            "like with `sparring init`.",
+            help="The YAML file; or a file of examples, for which a YAML file is written first, like with "
+            "`sparring init`.",
             show_default=False,
         ),
     ],
@@ -83,8 +73,8 @@ def train(
         list[str] | None,
         typer.Argument(
             metavar="DOTTED.KEY=VALUE",
-            help="Values that replace values of the file, for example training.epochs=3. For a CSV or "
-            "Parquet file also roles of columns, for example label=clicked.",
+            help="Values that replace values of the file, for example training.epochs=3. For a file of "
+            "examples also roles of columns, for example label=clicked.",
             show_default=False,
         ),
     ] = None,
@@ -114,13 +104,37 @@ def train(
             help="Write a trace of all ranks to FILE, for https://ui.perfetto.dev.",
         ),
     ] = None,
+    model: ModelOption = None,
+    yes: YesOption = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="For a file of examples: print what was understood of it, and write and train nothing.",
+        ),
+    ] = False,
 ) -> None:
     """Train and evaluate the model of a configuration."""
     own = get_command_context(context)
     manager = own.plugin_manager
+    given = list(overrides or ())
     if is_name_of_table(config):
-        config, overrides = str(_write_configuration(config, overrides or (), manager)), None
-    given = [*(overrides or ()), *(["snapshots.resume=true"] if resume else [])]
+        # Commands of an existing configuration do not need it.
+        from sparring_train.cli.train_file import train_file
+
+        found = train_file(
+            config, given, model, manager, accepts_defaults=yes, is_dry_run=dry_run, as_json=as_json,
+            resumes=resume,
+        )  # fmt: skip
+        if found is None:
+            return
+        config, given = found
+    elif dry_run or model is not None or yes:
+        raise ConfigError(
+            f"{config}: --dry-run, --model and --yes are for files of examples, found a configuration; remove "
+            "them, or check it: sparring config check"
+        )
+    given += ["snapshots.resume=true"] if resume else []
     if own.log_level is not None:
         given.append(f"logging.level={own.log_level}")
     run_config = load_config(config, given, folder=relative_to, plugin_manager=manager)
@@ -185,60 +199,6 @@ def train(
         for kept in history.values():
             size = kept["size_bytes"] / 1e6
             typer.echo(f"history: {kept['snapshots']:,} snapshots, {size:,.1f} MB")
-
-
-def _write_configuration(path: str, words: Sequence[str], manager: PluginManager) -> Path:
-    """Writes a configuration that trains on a file of examples, and returns its path.
-
-    The configuration is in the current folder and has the name of the file. It sets a report if
-    matplotlib is installed.
-
-    Raises:
-        ConfigError: the configuration cannot be used, for example because a storage is not installed,
-            or there are several ranks.
-        DataError: the configuration exists, because the user may have changed it.
-    """
-    # Commands of an existing configuration do not need it.
-    from sparring_train.cli.init import suggest_configuration
-
-    # The name without the marks of a pattern, for example `part` for part-*.parquet.
-    stem = path.rpartition("/")[2].partition(".")[0]
-    written = Path(f"{re.sub(r'[^0-9A-Za-z_-]+', '', stem).strip('-') or 'my'}.yaml")
-    if any(os.environ.get(each, "1") != "1" for each in _WORLD_SIZES):
-        chosen = " ".join(map(shlex.quote, (path, *words)))
-        raise ConfigError(
-            f"training on {path}: found several ranks, each of which would write {written}; run once: "
-            f"sparring init {chosen} --output {written}; then train on all ranks with {written}"
-        )
-    if not any(each.startswith(("report=", "report.path=")) for each in words):
-        if find_spec("matplotlib") is not None:
-            words = [*words, "report.path=report.html"]
-        else:
-            print_note(
-                "no report is written, because matplotlib is not installed; run: pip install "
-                "'sparring[report]'"
-            )
-    text, notes = suggest_configuration(path, words)
-    parse_config(text, source=f"{written} (not written)", plugin_manager=manager)
-    try:
-        with written.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise DataError(
-            f"training on {path}: found the configuration {written}, which this command would write; "
-            f"train with it: sparring train {written}; or remove it",
-            path=str(written),
-        ) from None
-    except OSError as error:
-        raise DataError(
-            f"writing {written} failed: {error.strerror or error}; run the command in a folder in which "
-            "you may write",
-            path=str(written),
-        ) from error
-    for each in notes:
-        print_note(each)
-    print_note(f"wrote the configuration {written}; to change it: sparring train {written}")
-    return written
 
 
 def _reject_memory_storage(url: str | None) -> None:

@@ -16,6 +16,7 @@ from sparring_train.columns import Label
 from sparring_train.config.publish_checks import check_gate, check_publish, check_quantize
 from sparring_train.config.section import BackendOptions, PositiveFloat, Section
 from sparring_train.config.sections.change_notes import ChangeNotesConfig
+from sparring_train.config.sections.columns import Name
 from sparring_train.config.sections.kinds import METRICS, DataSection, ModelSection
 from sparring_train.config.sections.logging import LoggingConfig
 from sparring_train.config.sections.metrics import MetricsConfig, check_port, check_slices
@@ -85,6 +86,11 @@ class ReportConfig(Section):
         min_length=1,
         description="File for a trace of all ranks, which https://ui.perfetto.dev opens; null writes "
         "none. `sparring train --trace FILE` sets it.",
+    )
+    columns: dict[Name, str] = Field(
+        default_factory=dict,
+        description="What `sparring init` understood of each column, for readers of the configuration and the "
+        "report. It has no effect.",
     )
 
 

@@ -21,7 +21,7 @@ from sparring_train.data.table.parquet_rows import ParquetRows
 from sparring_train.data.table.row_groups import TableRows
 from sparring_train.data.table.strings import make_string_writer
 
-__all__ = ["open_table", "pin_table", "read_table"]
+__all__ = ["open_table", "pin_table", "read_first_rows", "read_table"]
 
 _BLOCK_ROWS = 1 << 16
 
@@ -109,6 +109,20 @@ def read_table(data: TableData, path: str) -> Iterator[ColumnBatch]:
             yield replace(decoder.decode(each)[0], given=given)
     except DataError as error:
         raise DataError(str(error).replace(SKIP_ADVICE, ""), **error.details) from error
+
+
+def read_first_rows(data: TableData, count: int) -> dict[str, Any]:
+    """Returns column → Arrow array of the first `count` rows as training reads them, before strings are
+    hashed and numbers are transformed."""
+    names = (*data.categorical, *data.numeric, data.label, data.weight, data.time)
+    columns = _given(*names)
+    files = find_files(data.path)
+    if files[0].format == "parquet":
+        table = ParquetRows(files, columns)
+        rows = next(iter(table.read(table.groups, columns, count)))
+    else:
+        rows = next(iter(CsvRows(files, data, columns).read(columns)))
+    return {name: array.slice(0, count) for name, array in rows.columns.items()}
 
 
 def _with_history_as_column(data: TableData, history: HistoryConfig) -> TableData:

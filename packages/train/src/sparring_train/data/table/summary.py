@@ -16,12 +16,20 @@ from sparring_train.data.table.csv_values import are_integers
 from sparring_train.data.table.files import find_files
 from sparring_train.data.table.sample import ReadingOptions, Sample, sample_parquet
 from sparring_train.data.table.sample_csv import sample_csv
+from sparring_train.recommend.column_names import (
+    ITEMS,
+    LABELS,
+    QUANTITIES,
+    TIMES,
+    USERS,
+    plain_name,
+    split_column_name,
+)
 
-__all__ = ["ColumnSummary", "TableSummary", "Role", "summarize_table"]
+__all__ = ["ColumnSummary", "TableSummary", "Role", "is_text", "summarize_table"]
 
 Role = Literal["categorical", "numeric", "time", "left out"]
 
-# One name per line would make the list too long.
 # fmt: off
 _ID_NAMES = frozenset((
     "id", "user", "item", "movie", "product", "sku", "ad", "site", "page", "query", "country",
@@ -30,10 +38,10 @@ _ID_NAMES = frozenset((
     "iid", "pid", "cid", "gender", "language", "lang", "type",
 ))
 # fmt: on
-_TIME_NAMES = frozenset(("time", "timestamp", "ts", "date", "datetime", "at", "created"))
-_LABELS = (
-    "label", "clicked", "click", "target", "is_click", "converted", "purchased", "bought", "rating",
-)  # fmt: skip
+_MIN_TIME = 10**8
+"""Smaller numbers are no times since 1970, but may be increasing numbers."""
+_MIN_DISTINCT_ROWS = 20
+"""Minimum number of rows in which distinct values of a column prove that it numbers the rows."""
 _SEPARATORS = ("|", ";", ",", " ")
 _FIRST_ROWS = 1000
 """Number of CSV rows from which training determines whether ids are integers."""
@@ -62,8 +70,14 @@ class ColumnSummary:
     """Type of ids, if training would not detect it."""
     is_skewed: bool = False
     """Whether the numbers span several orders of magnitude."""
+    why: str = ""
+    """Reason for the role in a few words."""
     unsure: str | None = None
     """Reason for which the guess may be wrong."""
+
+    def leave_out(self, why: str, unsure: str | None = None) -> None:
+        """Uses the column for nothing."""
+        self.role, self.why, self.unsure = "left out", why, unsure or why
 
 
 @dataclass(slots=True)
@@ -98,6 +112,7 @@ class TableSummary:
         chosen = next((each for each in _SEPARATORS if each in found), None)
         for each in columns:
             if each.separator is not None and each.separator != chosen:
+                each.why = "strings"
                 each.unsure = (
                     f"many rows contain {each.separator!r}, but the separator of lists is {chosen!r}: "
                     "each text is used as one id"
@@ -123,7 +138,7 @@ class TableSummary:
             values = self.values[each.name]
             if values.type == pyarrow.uint64():
                 each.type = "unsigned"
-            elif _is_text(values.type) and each.separator is None:
+            elif is_text(values.type) and each.separator is None:
                 first = texts.slice(0, _FIRST_ROWS).drop_null().to_pylist()
                 each.type = "string" if are_integers(first, self.sample.decimal) else None
 
@@ -160,8 +175,8 @@ class TableSummary:
 
     def likely_label(self, other: Collection[str]) -> str | None:
         """Returns the column with a typical name of labels, unless it is in `other`."""
-        names = {name.lower(): name for name in self.values if name not in other}
-        return next((names[each] for each in _LABELS if each in names), None)
+        names = {plain_name(name): name for name in self.values if name not in other}
+        return next((names[each] for each in LABELS if each in names), None)
 
     def binary_columns(self) -> list[str]:
         """Returns the columns that may be labels of a click model, because their values are 0 and 1."""
@@ -189,92 +204,128 @@ def summarize_table(path: str, options: ReadingOptions | None = None) -> TableSu
     separators = _SEPARATORS if options.separator is None else (options.separator,)
     looks = [_look(name, each, separators, is_csv) for name, each in sample.values.items()]
     for name, reason in sample.unusable.items():
-        looks.append(ColumnSummary(name, "unknown", "left out", unsure=reason))
+        looks.append(ColumnSummary(name, "unknown", "left out", why="unusable", unsure=reason))
     return TableSummary(looks, sample)
 
 
 def _look(name: str, array: Any, separators: Sequence[str], is_csv: bool) -> ColumnSummary:
     kind = array.type
     found = ColumnSummary(name, str(kind), "left out", num_missing=array.null_count)
-    words = set(name.lower().replace("-", "_").replace(".", "_").split("_"))
-    # For example userId, movieId.
-    is_id_name = bool(words & _ID_NAMES) or name.endswith(("Id", "ID"))
+    words = split_column_name(name)
     if types.is_list(kind) or types.is_large_list(kind):
-        found.is_list = True
+        found.is_list, found.why = True, "lists"
         _count(found, array.flatten())
-        is_id = types.is_integer(kind.value_type) or _is_text(kind.value_type)
+        is_id = types.is_integer(kind.value_type) or is_text(kind.value_type)
         found.role = "categorical" if is_id else "left out"
         if not is_id:
-            found.unsure = "a list of neither strings nor whole numbers"
-    elif _is_text(kind):
-        _summarize_text(found, array, separators if is_csv else ())
+            found.leave_out("lists of neither ids", "a list of neither strings nor whole numbers")
+    elif is_text(kind):
+        _summarize_text(found, array, words, separators if is_csv else ())
     elif types.is_temporal(kind):
-        found.role = "time"
-    elif types.is_integer(kind):
+        found.role, found.why = "time", "times"
         _count(found, array)
-        _summarize_integers(found, array, words, is_id_name)
-    elif is_id_name and types.is_floating(kind) and _is_whole(array):
-        found.role = "categorical"
+    elif types.is_integer(kind) or (types.is_floating(kind) and _is_whole(array)):
+        _count(found, array)
+        _summarize_integers(found, array, words, is_float=types.is_floating(kind))
+    elif types.is_floating(kind) and words & TIMES and _is_time(array):
+        found.role, found.why = "time", "name and values"
         _count(found, array)
     elif types.is_floating(kind) or types.is_decimal(kind) or types.is_boolean(kind):
-        found.role = "numeric"
+        found.role, found.why = "numeric", "decimal numbers"
+        if types.is_boolean(kind):
+            found.why = "true and false"
+        _count(found, array)
         _summarize_numbers(found, array)
     else:
-        found.unsure = "a type that is neither ids nor numbers"
+        found.leave_out("neither ids nor numbers", "a type that is neither ids nor numbers")
     if found.num_missing == len(array):
-        found.role, found.unsure = "left out", "all values are missing"
-    elif found.num_distinct == 1 and found.role != "time":
-        found.role, found.unsure = "left out", "all values are equal"
+        found.leave_out("all values missing", "all values are missing")
+    elif found.num_distinct == 1 and found.role != "time" and not found.is_list:
+        found.leave_out("all values equal", "all values are equal")
     return found
 
 
-def _summarize_text(found: ColumnSummary, array: Any, separators: Sequence[str]) -> None:
-    found.role = "categorical"
+def _summarize_text(
+    found: ColumnSummary, array: Any, words: set[str], separators: Sequence[str]
+) -> None:
+    found.role, found.why = "categorical", "strings"
     values = array.drop_null()
     _count(found, values)
-    if separators and len(values):
-        if pc.mean(pc.match_substring_regex(values, _DATE)).as_py() > _MOSTLY:
-            found.role = "left out"
-            found.unsure = (
-                "text that looks like dates; write dates as 2024-01-31 12:00:00 to use them"
-            )
+    if not len(values):
+        return
+    if pc.mean(pc.match_substring_regex(values, _DATE)).as_py() > _MOSTLY:
+        found.leave_out(
+            "dates as text",
+            "text that looks like dates; write dates as 2024-01-31 12:00:00 to use them",
+        )
+        return
+    for separator in separators:
+        with_one = pc.mean(pc.match_substring(values, separator)).as_py()
+        parts = pc.split_pattern(values, separator).flatten() if with_one > 0.2 else values
+        # Titles contain spaces and commas, too, but nearly as many words as there are titles.
+        is_list = separator not in " ," or 2 * len(pc.unique(parts)) < found.num_distinct
+        if with_one > 0.2 and is_list:
+            found.is_list, found.separator = True, separator
+            found.why = f"{separator!r} in {with_one:.0%} of rows"
+            found.unsure = f"{with_one:.0%} of the rows contain {separator!r}: read as lists"
+            _count(found, parts)
             return
-        for separator in separators:
-            with_one = pc.mean(pc.match_substring(values, separator)).as_py()
-            parts = pc.split_pattern(values, separator).flatten() if with_one > 0.2 else values
-            # Titles contain spaces and commas, too, but nearly as many words as there are titles.
-            is_list = separator not in " ," or 2 * len(pc.unique(parts)) < found.num_distinct
-            if with_one > 0.2 and is_list:
-                found.is_list, found.separator = True, separator
-                found.unsure = f"{with_one:.0%} of the rows contain {separator!r}: read as lists"
-                _count(found, parts)
-                return
-    if found.num_distinct > 0.95 * len(values) and len(values) >= 1000:
-        found.role = "left out"
-        found.unsure = "nearly all values are distinct, like row numbers"
+    if _numbers_rows(found, len(values), words):
+        found.leave_out("nearly all distinct", _LIKE_ROW_NUMBERS)
+
+
+_LIKE_ROW_NUMBERS = "nearly all values are distinct, like row numbers"
+
+
+def _numbers_rows(found: ColumnSummary, num_values: int, words: set[str]) -> bool:
+    """Returns whether nearly each row has a different value. In small files, ids of users and items may be
+    distinct, too."""
+    if num_values >= 1000:
+        return found.num_distinct > 0.95 * num_values
+    is_known = bool(words & {*USERS, *ITEMS})
+    return num_values >= _MIN_DISTINCT_ROWS and found.num_distinct == num_values and not is_known
 
 
 def _summarize_integers(
-    found: ColumnSummary, array: Any, words: set[str], is_id_name: bool
+    found: ColumnSummary, array: Any, words: set[str], *, is_float: bool
 ) -> None:
     values = array.drop_null().to_numpy(zero_copy_only=False)
     if not len(values):
         return
-    if words & _TIME_NAMES and (values.min() > 10**8 or bool((np.diff(values) >= 0).all())):
-        found.role = "time"
+    steps = np.diff(values.astype(np.float64))
+    if words & TIMES and (_is_time(array) or bool((steps >= 0).all() and (steps > 0).any())):
+        found.role, found.why = "time", "name and values"
         return
-    if found.num_distinct > 0.95 * len(values) and len(values) >= 1000 and not is_id_name:
-        found.role = "left out"
-        found.unsure = "nearly all values are distinct, like row numbers"
-    elif is_id_name:
-        found.role = "categorical"
-    elif found.num_distinct > 50 and values.min() >= 0 and values.max() > 1000:
-        found.role = "categorical"
+    is_id_name = bool(words & _ID_NAMES | words & {*USERS, *ITEMS})
+    if words & QUANTITIES and "id" not in words:
+        found.role, found.why = "numeric", "name of quantities"
+    elif is_id_name and not _numbers_rows(found, len(values), words):
+        found.role, found.why = "categorical", "name of ids"
+        return
+    elif (
+        not is_float
+        and _numbers_rows(found, len(values), words)
+        and (is_id_name or len(values) >= 1000 or bool((steps > 0).all()))
+    ):
+        found.leave_out("nearly all distinct", _LIKE_ROW_NUMBERS)
+        return
+    elif found.num_distinct > 50 and values.min() >= 0 and values.max() > 1000 and not is_float:
+        found.role, found.why = "categorical", "large whole numbers"
         found.unsure = "whole numbers that look like ids; move it to numeric if they are quantities"
+        return
     else:
-        found.role = "numeric"
-        found.unsure = "whole numbers that look like counts; move it to categorical if they are ids"
-        _summarize_numbers(found, array)
+        found.role, found.why = "numeric", "small whole numbers"
+        if not is_float:
+            found.unsure = (
+                "whole numbers that look like counts; move it to categorical if they are ids"
+            )
+    _summarize_numbers(found, array)
+
+
+def _is_time(array: Any) -> bool:
+    """Returns whether all numbers may be times: seconds since 1970 or their parts, or 20240131."""
+    low, high = (float(each.as_py() or 0) for each in (pc.min(array), pc.max(array)))
+    return low > _MIN_TIME or (19000101 <= low <= high <= 21001231)
 
 
 def _summarize_numbers(found: ColumnSummary, array: Any) -> None:
@@ -283,7 +334,6 @@ def _summarize_numbers(found: ColumnSummary, array: Any) -> None:
     values = array.cast(pyarrow.float64(), safe=False).drop_null().to_numpy(zero_copy_only=False)
     values = np.abs(values[np.isfinite(values)])
     if len(values):
-        found.num_distinct = len(np.unique(values[:10_000]))
         middle, high = np.quantile(values, [0.5, 0.99])
         found.is_skewed = bool(high > 100 and high > 20 * max(middle, 1e-9))
 
@@ -314,5 +364,8 @@ def _count(found: ColumnSummary, values: Any) -> None:
     found.once_share = float((counts == 1).sum() / len(values))
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
+    """Returns whether an Arrow type is one of texts, or of lists of texts."""
+    if types.is_list(kind) or types.is_large_list(kind):
+        kind = kind.value_type
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind))
