@@ -76,9 +76,10 @@ def init(
         list[str] | None,
         typer.Argument(
             metavar="ROLE=COLUMN | KEY=VALUE",
-            help="Roles of columns, if the guess is wrong: label=clicked (label=none: no label), user=u, item=i, "
-            "weight=w, time=at, categorical=a,b, numeric=c, skip=d. Keys of the configuration: a key of the "
-            "section data, such as bad_rows=skip, or a key with its section, such as training.epochs=3.",
+            help="Roles of columns, if the guess is wrong: label=clicked (label=none: no label), user=u, "
+            "item=i, weight=w, time=at, categorical=a,b, numeric=c, skip=d. Keys of the configuration: a "
+            "key of the section data, such as bad_rows=skip, or a key with its section, such as "
+            "training.epochs=3.",
             show_default=False,
         ),
     ] = None,

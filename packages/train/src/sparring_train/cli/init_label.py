@@ -82,8 +82,8 @@ def choose_label(
         listed = ", ".join(map(repr, found[:_SHOWN])) + (", …" if len(found) > _SHOWN else "")
         shown = [str(each) for each in found[:2]] + ["yes", "no"][len(found[:2]) :]
         raise DataError(
-            f"{path}: the label {name} is {array.type} ({listed}), expected 0 and 1, booleans, or numbers; "
-            f"specify a number for each value: 'label_values={{{shown[0]}: 1, {shown[1]}: 0}}'",
+            f"{path}: the label {name} is {array.type} ({listed}), expected 0 and 1, booleans, or "
+            f"numbers; specify a number for each value: 'label_values={{{shown[0]}: 1, {shown[1]}: 0}}'",
             path=path,
             column=name,
         )
@@ -167,9 +167,9 @@ def _candidates(summary: TableSummary, others: Collection[str]) -> Iterator[str]
         if is_usual or not _is_number(array.type) or types.is_boolean(array.type):
             continue
         distinct = np.unique(_floats(array.drop_null()))
-        if 2 < len(distinct) <= _MAX_RATINGS and distinct[0] >= 0 and distinct[-1] <= 10:
-            if (distinct * 2 == np.round(distinct * 2)).all():
-                yield name
+        is_scale = 2 < len(distinct) <= _MAX_RATINGS and distinct[0] >= 0 and distinct[-1] <= 10
+        if is_scale and (distinct * 2 == np.round(distinct * 2)).all():
+            yield name
 
 
 def _floats(array: Any) -> Floats:
@@ -222,7 +222,7 @@ def leave_out_outcomes(
             if max(alone, 1 - alone) > _MOSTLY:
                 findings.add(
                     0,
-                    f"it alone has an AUC of {max(alone, 1 - alone):.3f}; skip={each.name} leaves it out if "
-                    f"it is known only after {label.name}",
+                    f"it alone has an AUC of {max(alone, 1 - alone):.3f}; skip={each.name} leaves it out "
+                    f"if it is known only after {label.name}",
                     each.name,
                 )

@@ -61,7 +61,7 @@ def has_user_and_item(columns: Sequence[ColumnSummary], given: Words) -> bool:
 def choose_user_and_item(
     ids: Sequence[ColumnSummary], given: Words
 ) -> tuple[ColumnSummary | None, ColumnSummary | None]:
-    """Returns the columns of users and items: those that the user named, or those with the most usual names.
+    """Returns the columns of users and items: those in the arguments, or those with the most usual names.
 
     Args:
         ids: columns of ids.

@@ -58,14 +58,14 @@ def add_train(application: typer.Typer) -> None:
     )
 
 
-def train(
+def train(  # noqa: PLR0913, PLR0917 - typer makes the options of these
     context: typer.Context,
     config: Annotated[
         str,
         typer.Argument(
             metavar="CONFIG",
-            help="The YAML file; or a file of examples, for which a YAML file is written first, like with "
-            "`sparring init`.",
+            help="The YAML file; or a file of examples, for which a YAML file is written first, like "
+            "with `sparring init`.",
             show_default=False,
         ),
     ],
@@ -131,8 +131,8 @@ def train(
         config, given = found
     elif dry_run or model is not None or yes:
         raise ConfigError(
-            f"{config}: --dry-run, --model and --yes are for files of examples, found a configuration; remove "
-            "them, or check it: sparring config check"
+            f"{config}: --dry-run, --model and --yes are for files of examples, found a configuration; "
+            "remove them, or check it: sparring config check"
         )
     given += ["snapshots.resume=true"] if resume else []
     if own.log_level is not None:

@@ -33,8 +33,8 @@ def train_file(
     as_json: bool,
     resumes: bool,
 ) -> tuple[str, list[str]] | None:
-    """Prints what was understood of a file of examples, and writes a configuration for it into the current
-    folder. Each run has a new folder: `run`, `run-2`, and so on.
+    """Prints what was understood of a file of examples, and writes a configuration into the current folder.
+    Each run has a new folder: `run`, `run-2`, and so on.
 
     Args:
         path: the file.
@@ -98,12 +98,12 @@ def train_file(
 
 
 def _write(stem: str, text: str) -> tuple[str, bool]:
-    """Writes a configuration, or finds one with the same text. Returns its name, and whether it is new."""
+    """Writes a configuration, or finds an equal one. Returns its name, and whether it is new."""
     number = 1
     while True:
         name = f"{stem}.yaml" if number == 1 else f"{stem}-{number}.yaml"
         try:
-            with open(name, "x", encoding="utf-8") as file:
+            with Path(name).open("x", encoding="utf-8") as file:
                 file.write(text)
             return name, True
         except FileExistsError:

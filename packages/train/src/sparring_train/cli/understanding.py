@@ -79,8 +79,8 @@ class Understanding:
     def as_json(self) -> dict[str, Any]:
         """Returns the table and the first rows as JSON types.
 
-        Ids that are numbers are integers, times are microseconds since 1970 in UTC, and numbers are not yet
-        transformed.
+        Ids that are numbers are integers, times are microseconds since 1970 in UTC, and numbers are not
+        yet transformed.
         """
         read = read_first_rows(self.data, _ROWS)
         rows = [

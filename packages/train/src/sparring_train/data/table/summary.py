@@ -278,8 +278,8 @@ _LIKE_ROW_NUMBERS = "nearly all values are distinct, like row numbers"
 
 
 def _numbers_rows(found: ColumnSummary, num_values: int, words: set[str]) -> bool:
-    """Returns whether nearly each row has a different value. In small files, ids of users and items may be
-    distinct, too."""
+    """Returns whether nearly each row has a different value. In small files, ids of users and items may
+    be distinct, too."""
     if num_values >= 1000:
         return found.num_distinct > 0.95 * num_values
     is_known = bool(words & {*USERS, *ITEMS})
