@@ -175,24 +175,13 @@ def _configuration(
         findings.add(2, each)
     label = choose_label(path, summary, given, findings, may_guess=model is None)
     if label is None and model is None and not has_user_and_item(summary.columns, given):
-        usable = [each.name for each in summary.columns if each.name not in summary.sample.unusable]
-        raise DataError(
-            f"{path}: found no column with the name of a label; give label=COLUMN, one of "
-            f"{', '.join(usable)}; or --model two_towers, where each row is "
-            "something that a user did with an item",
-            path=path,
-        )
+        raise _no_label(path, summary)
     weight = given.columns.get("weight", [None])[0]
     label_name = None if label is None else label.name
     columns = [each for each in summary.columns if each.name not in (label_name, weight)]
     named = {each for names in given.columns.values() for each in names}
     if label is not None and label.is_binary:
         leave_out_outcomes(summary, columns, label, named, findings)
-    for each in columns:
-        if each.role == "time" and each.name in named - {*given.columns.get("time", ())}:
-            each.role = ROLES[
-                "numeric" if each.name in given.columns.get("numeric", ()) else "categorical"
-            ]
     ids = [each for each in columns if each.role == "categorical"]
     summary.choose_one_separator(ids)
     summary.choose_types(ids)
@@ -235,6 +224,16 @@ def _configuration(
     counts = {each.name: each.num_distinct or None for each in summary.columns}
     known = {name: roles[name] for name in order}
     return lines, [*describe_columns(summary.values, known, counts)]
+
+
+def _no_label(path: str, summary: TableSummary) -> DataError:
+    usable = [each.name for each in summary.columns if each.name not in summary.sample.unusable]
+    return DataError(
+        f"{path}: found no column with the name of a label; give label=COLUMN, one of "
+        f"{', '.join(usable)}; or --model two_towers, where each row is "
+        "something that a user did with an item",
+        path=path,
+    )
 
 
 def _apply_roles(path: str, summary: TableSummary, given: Words) -> None:

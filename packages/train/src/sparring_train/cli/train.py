@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -168,37 +169,40 @@ def train(  # noqa: PLR0913, PLR0917 - typer makes the options of these
             print_warning(f"metric {name} is {value}{shown}; {reason}")
     history = measure_history(run_config.snapshots)
     if as_json:
-        not_admitted = {"not_admitted": result.not_admitted} if result.not_admitted else {}
-        tiers = {"tiers": result.tiers} if result.tiers else {}
-        peak = result.peak_memory_bytes
-        memory = {"peak_memory_bytes": peak} if peak else {}
-        why = result.extra.get("undefined_metrics")
-        undefined = {"undefined_metrics": why} if why else {}
-        best = {} if result.best_step is None else {"best_step": result.best_step}
-        validation = {"validation": result.validation} if result.validation else {}
-        resumed = {"resumed_steps": result.resumed_steps} if result.resumed_steps else {}
-        print_json(
-            {
-                "metrics": result.metrics,
-                **undefined,
-                **validation,
-                **best,
-                "rows": result.rows,
-                **not_admitted,
-                **result.skipped,
-                **tiers,
-                "steps": result.steps,
-                **resumed,
-                "seconds": result.seconds,
-                **memory,
-                **history,
-            }
-        )
+        print_json(_as_json(result, history))
     else:
         _print_result(make_console(), result)
         for kept in history.values():
             size = kept["size_bytes"] / 1e6
             typer.echo(f"history: {kept['snapshots']:,} snapshots, {size:,.1f} MB")
+
+
+def _as_json(result: TrainResult, history: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the document of ``--json``."""
+    not_admitted = {"not_admitted": result.not_admitted} if result.not_admitted else {}
+    tiers = {"tiers": result.tiers} if result.tiers else {}
+    peak = result.peak_memory_bytes
+    memory = {"peak_memory_bytes": peak} if peak else {}
+    why = result.extra.get("undefined_metrics")
+    undefined = {"undefined_metrics": why} if why else {}
+    best = {} if result.best_step is None else {"best_step": result.best_step}
+    validation = {"validation": result.validation} if result.validation else {}
+    resumed = {"resumed_steps": result.resumed_steps} if result.resumed_steps else {}
+    return {
+        "metrics": result.metrics,
+        **undefined,
+        **validation,
+        **best,
+        "rows": result.rows,
+        **not_admitted,
+        **result.skipped,
+        **tiers,
+        "steps": result.steps,
+        **resumed,
+        "seconds": result.seconds,
+        **memory,
+        **history,
+    }
 
 
 def _reject_memory_storage(url: str | None) -> None:

@@ -33,7 +33,7 @@ def train_file(
     as_json: bool,
     resumes: bool,
 ) -> tuple[str, list[str]] | None:
-    """Prints what was understood of a file of examples, and writes a configuration into the current folder.
+    """Prints what was understood of a file of examples, and writes a configuration for it.
     Each run has a new folder: `run`, `run-2`, and so on.
 
     Args:

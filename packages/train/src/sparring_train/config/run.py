@@ -89,8 +89,8 @@ class ReportConfig(Section):
     )
     columns: dict[Name, str] = Field(
         default_factory=dict,
-        description="What `sparring init` understood of each column, for readers of the configuration and "
-        "the report. It has no effect.",
+        description="What `sparring init` understood of each column, for readers of the configuration "
+        "and the report. It has no effect.",
     )
 
 
