@@ -22,6 +22,8 @@ from sparring_train.config.sections.columns import (
 
 __all__ = ["LAKES", "SplitConfig", "SplitRule", "TableData", "ValidationConfig"]
 
+Separator = Annotated[str, Field(min_length=1, max_length=8)]
+
 LAKES = ("delta", "iceberg", "lance")
 """Schemes of URLs of tables."""
 
@@ -132,8 +134,9 @@ class TableData(ColumnSettings):
     path: LocalPath = Field(
         min_length=1,
         description="A file, a folder, a pattern with `*`, or a URL of these (`s3://…`). Files are "
-        "read in order of name. Names end in `.parquet`, `.csv`, `.tsv` or `.txt`; the last three "
-        "optionally with `.gz`. `.txt` files in a folder are ignored. Relative paths start at the "
+        "read in order of name. Names end in `.parquet`, or in `.csv`, `.tsv`, `.txt`, `.dat`, `.data`, "
+        "`.inter`, `.jsonl` or `.json`, optionally with `.gz`. `.txt` and `.json` files in a folder are "
+        "ignored. Relative paths start at the "
         "folder of the configuration file. Or the URL of a table: `delta:///data/clicks`, "
         "`delta://s3://…`, `iceberg://<catalog>/<namespace>.<table>`, `lance:///data/clicks.lance`.",
     )
@@ -149,16 +152,33 @@ class TableData(ColumnSettings):
         description="Conditions on the partitions of Delta Lake or Iceberg, all of which hold: "
         "`[day >= 2026-01-31, country = de]`. The operators are `=`, `!=`, `<`, `<=`, `>` and `>=`.",
     )
-    separator: str | None = Field(
-        None, min_length=1, max_length=8, description="Separator between the ids of a list in CSV."
+    form: Literal["rows", "json", "lines"] | None = Field(
+        None,
+        description="`rows`: delimited text. `json`: an object per line. `lines`: a user per line, and all "
+        "items in order; rows then have the columns `user`, `item` and `position`, or the names of a "
+        "header. Null: `json` for files whose name ends in `.jsonl` or `.json`, otherwise `rows`.",
+    )
+    encoding: Text = Field(
+        "utf-8",
+        description="Encoding of text files: `utf-16`, `latin-1` or another one of Python. Ids are hashes "
+        "of the text in UTF-8.",
+    )
+    skip_lines: int = Field(
+        0, ge=0, le=1000, description="Number of lines before the header, for example 1 for `sep=;`."
+    )
+    separator: Separator | dict[Name, Separator] | None = Field(
+        None,
+        description="Separator between the ids of a list in text. Or one per column, `{genres: '|', tags: "
+        "json}`, which also removes spaces around ids; `json` reads lists of JSON and Python: `[8, 14]`.",
     )
     delimiter: str | None = Field(
         None,
         min_length=1,
-        max_length=1,
+        max_length=2,
         description="Separator between the values of a row in CSV. Default: a comma; a tab in files "
-        "whose name ends in `.tsv`.",
+        "whose name ends in `.tsv` or `.inter`. With two characters, `'::'`, no value has quotes.",
     )
+    trim: bool = Field(False, description="Removes spaces around names and values in CSV.")
     column_names: Names | None = Field(
         None,
         description="Names of all columns of CSV files that have no header, in order. Null: the first "
@@ -168,6 +188,16 @@ class TableData(ColumnSettings):
         ".",
         description="Decimal separator of numbers in CSV. With `,`, points between groups of three "
         "digits are accepted: `1.234,5`.",
+    )
+    thousands: Literal[",", ".", "'", " "] | None = Field(
+        None, description="Separator between groups of three digits in numbers in CSV: `1,234.5`."
+    )
+    number_signs: Annotated[tuple[Text, ...], Field(strict=False, max_length=20)] = Field(
+        (),
+        description="Texts before and after numbers in CSV that are ignored: `['$', '%']`. 12.5% is 12.5.",
+    )
+    date_order: Literal["ymd", "dmy", "mdy"] = Field(
+        "ymd", description="Order of day, month and year in times in CSV; `dmy`: `31.01.2024`."
     )
     missing_values: Annotated[tuple[Text, ...], Field(strict=False, max_length=100)] = Field(
         (),
@@ -233,6 +263,11 @@ class TableData(ColumnSettings):
     @property
     def id_types(self) -> dict[Name, IdType]:
         return self.types
+
+    def find_separator(self, column: str) -> str | None:
+        if isinstance(self.separator, dict):
+            return self.separator.get(column)
+        return self.separator
 
     @property
     def time_column(self) -> str | None:
@@ -307,8 +342,14 @@ def _lake_problems(data: TableData) -> Iterator[Problem]:
 
 
 def _csv_problems(data: TableData) -> Iterator[Problem]:
-    if data.delimiter is not None and data.delimiter in '"\r\n':
+    if data.delimiter is not None and set(data.delimiter) & set('"\r\n'):
         yield "delimiter", "has a special meaning in CSV", repr(data.delimiter), "another character"
+    if data.thousands == data.decimal:
+        yield "thousands", "is also data.decimal", repr(data.thousands), "another character"
+    try:
+        "".encode(data.encoding)
+    except (LookupError, UnicodeError):
+        yield "encoding", "is unknown", data.encoding, "utf-8, utf-16, latin-1, or another one of Python"
     names = data.column_names
     if names is not None:
         twice = [name for name in names if names.count(name) > 1]

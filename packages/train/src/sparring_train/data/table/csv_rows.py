@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import csv as python_csv
-import io
-import json
-import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,22 +14,42 @@ from pyarrow import csv
 from sparring.errors import DataError
 from sparring_train.columns import Origin
 from sparring_train.config.sections.table import TableData
+from sparring_train.data.table.csv_forms import (
+    POSITION,
+    find_keys,
+    get_form,
+    read_json,
+    read_lines,
+    read_names_of_lines,
+)
+from sparring_train.data.table.csv_text import (
+    HEADER_BYTES,
+    CountedLines,
+    clean_names,
+    find_parser_delimiter,
+    get_delimiter,
+    open_text,
+    parse_rows,
+    read_header,
+    translate_csv_errors,
+)
 from sparring_train.data.table.csv_values import (
     NO_NUMBER,
     TEXTS,
     Kind,
+    TextStyle,
     are_integers,
     convert_texts,
     is_number,
+    split_lists,
 )
 from sparring_train.data.table.decode import BadValue, RawRows, make_bad_row_error
 from sparring_train.data.table.files import TableFile
 
-__all__ = ["BrokenRows", "CsvRows", "delimiter_by_name", "read_header", "translate_csv_errors"]
+__all__ = ["BrokenRows", "CsvRows"]
 
 _BLOCK_BYTES = 8 << 20
 _SAMPLE_ROWS = 1000
-_HEADER_BYTES = 1 << 20
 _MAX_FIELD_BYTES = 1 << 30
 
 
@@ -62,18 +78,30 @@ class CsvRows:
     """Columns that the files must contain."""
     num_broken: int = 0
     """Number of rows with a wrong number of fields that the last complete reading left out."""
+    _names: dict[str, list[str]] = field(default_factory=dict)
+    _renamed: dict[str, list[str]] = field(default_factory=dict)
+    """File → names of its columns, if they differ from its header."""
     _kinds: dict[str, Kind] = field(default_factory=dict)
     _strictly_read: set[str] = field(default_factory=set)
+    _style: TextStyle = field(init=False)
 
     def __post_init__(self) -> None:
+        self._style = TextStyle.of(self.data)
+        keys: set[str] = set()
         for file in self.files:
-            given = self.data.column_names
-            names = read_header(file, self.data.delimiter) if given is None else list(given)
+            names = self._names[file.name] = self._read_names(file)
+            if get_form(file, self.data) == "json":
+                # An object without a key has no value.
+                keys.update(names)
+                if file is not self.files[-1]:
+                    continue
+                names = [*keys]
             for name in self.columns:
                 if names.count(name) != 1:
                     found = "occurs more than once" if name in names else "is missing"
                     shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
-                    where = "row 1" if given is None else "data.column_names"
+                    given = self.data.column_names is not None
+                    where = "data.column_names" if given else f"row {1 + self.data.skip_lines}"
                     raise DataError(
                         f"{file.name}, {where}: column {name!r} {found}, found {shown}; fix the names of "
                         "columns in the configuration or the file",
@@ -81,16 +109,30 @@ class CsvRows:
                         row=1,
                         column=name,
                     )
-        blocks = self.blocks(self.files[0], list(self.columns), _HEADER_BYTES, BrokenRows())
+        blocks = self.blocks(self.files[0], list(self.columns), HEADER_BYTES, BrokenRows())
         sample = next(blocks, None)
         for name in self.columns:
             values = [] if sample is None else sample.column(name).slice(0, _SAMPLE_ROWS)
             self._kinds[name] = self._kind(name, [str(each) for each in values if each.is_valid])
 
-    @property
-    def _num_headers(self) -> int:
-        """Number of rows of each file that are a header."""
-        return 1 if self.data.column_names is None else 0
+    def _read_names(self, file: TableFile) -> list[str]:
+        form = get_form(file, self.data)
+        if form == "json":
+            return find_keys(file, self.data, self.columns, _SAMPLE_ROWS)
+        if form == "lines":
+            return read_names_of_lines(file, self.data)
+        if self.data.column_names is not None:
+            return list(self.data.column_names)
+        names = read_header(file, self.data)
+        cleaned = clean_names(names, self.data, self.columns)
+        if cleaned != names:
+            self._renamed[file.name] = cleaned
+        return cleaned
+
+    def _num_headers(self, file: TableFile) -> int:
+        """Returns the number of rows of a file before the first one of values."""
+        is_header = self.data.column_names is None and get_form(file, self.data) != "json"
+        return self.data.skip_lines + is_header
 
     @property
     def origins(self) -> dict[str, Origin]:
@@ -108,7 +150,7 @@ class CsvRows:
         # An evaluation reads the files while a training is in the middle of them.
         position, broken = 0, BrokenRows()
         for file in self.files:
-            row, first = 1 + self._num_headers, position
+            row, first = 1 + self._num_headers(file), position
             for block in self.blocks(file, list(columns), _BLOCK_BYTES, broken):
                 bad: list[BadValue] = []
                 arrays = {name: self._typed(block.column(name), name, bad) for name in columns}
@@ -134,6 +176,14 @@ class CsvRows:
         Raises:
             DataError: the file cannot be read, or contains a bad row and bad rows are not skipped.
         """
+        form = get_form(file, self.data)
+        if form == "json":
+            yield from read_json(file, self.data, columns, block_bytes, broken)
+            return
+        if form == "lines":
+            names = self._names[file.name]
+            yield from read_lines(file, self.data, names, columns, block_bytes, broken)
+            return
         num_before = broken.count
 
         def on_broken(row: Any) -> str:
@@ -141,16 +191,21 @@ class CsvRows:
             broken.count += 1
             return "skip" if self.data.bad_rows == "skip" else "error"
 
-        num_rows = self._num_headers
+        names = self._renamed.get(file.name, self.data.column_names)
+        num_rows = 1 if names is None else 0
+        has_quotes = len(get_delimiter(file, self.data)) == 1
         try:
-            with translate_csv_errors(file), file.open() as stream:
-                counted = _CountedLines(stream)
+            with open_text(file, self.data) as stream:
+                if file.name in self._renamed:
+                    stream.readline()
+                counted = CountedLines(stream)
                 reader = csv.open_csv(
                     counted,
-                    csv.ReadOptions(block_size=block_bytes, column_names=self.data.column_names),
+                    csv.ReadOptions(block_size=block_bytes, column_names=names),
                     csv.ParseOptions(
-                        delimiter=self._delimiter(file),
-                        newlines_in_values=True,
+                        delimiter=find_parser_delimiter(file, self.data),
+                        quote_char='"' if has_quotes else False,
+                        newlines_in_values=has_quotes,
                         invalid_row_handler=on_broken,
                     ),
                     csv.ConvertOptions(
@@ -162,18 +217,28 @@ class CsvRows:
                 )
                 for block in reader:
                     num_rows += block.num_rows
-                    yield block
-                if counted.num_lines != num_rows + broken.count - num_before:
+                    yield self._trimmed(block) if self.data.trim else block
+                if has_quotes and counted.num_lines != num_rows + broken.count - num_before:
                     self._check_quotes(file)
         except DataError:
-            self._check_quotes(file)
+            if has_quotes:
+                self._check_quotes(file)
             if broken.first is None or self.data.bad_rows == "skip":
                 raise
             raise self.broken_row(file, broken.first) from None
 
+    def _trimmed(self, block: Any) -> Any:
+        """Removes spaces around values."""
+        missing = pyarrow.array(["", *self.data.missing_values])
+        values = map(pc.utf8_trim_whitespace, block.columns)
+        arrays = [pc.if_else(pc.is_in(each, missing), None, each) for each in values]
+        return pyarrow.RecordBatch.from_arrays(arrays, names=block.schema.names)
+
     def broken_row(self, file: TableFile, row: Any) -> DataError:
         """Returns the error for a row with a wrong number of fields, the first one of a file."""
-        source = "in the header" if self._num_headers else "in data.column_names"
+        if isinstance(row, DataError):
+            return row
+        source = "in the header" if self.data.column_names is None else "in data.column_names"
         fields = f"{row.expected_columns} fields as {source}"
         found = f"{row.actual_columns} fields in {str(row.text)[:60]!r}"
         line = self._row_of(file, row.expected_columns)
@@ -185,8 +250,9 @@ class CsvRows:
             return
         row = 0
         try:
-            with translate_csv_errors(file), file.open() as stream:
-                for row, _ in enumerate(self._python_rows(stream, file, strict=True), 1):  # noqa: B007
+            with open_text(file, self.data) as stream:
+                rows = self._python_rows(stream, file, strict=True)
+                for row, _ in enumerate(rows, 1 + self.data.skip_lines):  # noqa: B007
                     pass
         except python_csv.Error as error:
             raise DataError(
@@ -197,25 +263,20 @@ class CsvRows:
             ) from None
         self._strictly_read.add(file.name)
 
-    def _delimiter(self, file: TableFile) -> str:
-        return self.data.delimiter or delimiter_by_name(file)
-
     def _row_of(self, file: TableFile, num_fields: int) -> int:
         """Returns the first row with a wrong number of fields; the parser does not report its number."""
-        with file.open() as stream:
-            rows = enumerate(self._python_rows(stream, file), 1)
+        with open_text(file, self.data) as stream:
+            rows = enumerate(self._python_rows(stream, file), 1 + self.data.skip_lines)
             return next((number for number, row in rows if len(row) != num_fields), 0)
 
     def _python_rows(
         self, stream: Any, file: TableFile, *, strict: bool = False
     ) -> Iterator[list[str]]:
         """Yields the rows of a file that contains errors, except empty rows."""
-        lines = io.TextIOWrapper(stream, "utf-8", "replace", newline="")
         # Python's limit of 128 KB is global to the process, so it is raised only while reading.
         limit = python_csv.field_size_limit(_MAX_FIELD_BYTES)
         try:
-            rows = python_csv.reader(lines, delimiter=self._delimiter(file), strict=strict)
-            yield from filter(None, rows)
+            yield from parse_rows(stream, file, self.data, strict=strict)
         finally:
             python_csv.field_size_limit(limit)
 
@@ -229,8 +290,10 @@ class CsvRows:
         if name in [each.key for each in rules] and not is_id:
             return "string"  # of each file, whatever its first keys look like
         if name in (*self.data.categorical, *ids, users):
-            if name in self.data.lists and self.data.separator is not None:
-                sample = [part for each in sample for part in each.split(self.data.separator)]
+            separator = self.data.find_separator(name)
+            if name in self.data.lists and separator is not None:
+                lists = split_lists(pyarrow.array(sample, pyarrow.string()), separator, self._trims_lists)
+                sample = [each for each in lists.flatten().to_pylist() if each is not None]
             missing = {*NO_NUMBER.to_pylist(), *self.data.missing_values}
             sample = [each for each in sample if each not in missing]
             return "integer" if are_integers(sample, self.data.decimal) else "string"
@@ -246,91 +309,24 @@ class CsvRows:
         return "number"
 
     def _typed(self, array: Any, name: str, bad: list[BadValue]) -> Any:
-        kind, decimal = self._kinds[name], self.data.decimal
-        if name not in self.data.lists:
-            return convert_texts(array, kind, name, decimal, bad)
-        assert self.data.separator is not None
-        lists = pc.split_pattern(array, self.data.separator)
+        kind, style = self._kinds[name], self._style
+        if name == POSITION and kind == "number":
+            return array.cast(pyarrow.int64())
+        separator = self.data.find_separator(name)
+        if name not in self.data.lists or separator is None:
+            return convert_texts(array, kind, name, style, bad)
+        lists = split_lists(array, separator, self._trims_lists)
         missing = pyarrow.array(["", *self.data.missing_values])
         if kind in TEXTS and len(missing) == 1:
             return lists  # Decoder treats the empty string as missing.
         rows = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
         parts = lists.flatten()
         parts = pc.if_else(pc.is_in(parts, missing), None, parts)
-        values = convert_texts(parts, kind, name, decimal, bad, rows)
+        values = convert_texts(parts, kind, name, style, bad, rows)
         offsets = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False).cumsum()
         ends = pyarrow.array([0, *offsets.tolist()], pyarrow.int32())
         return pyarrow.ListArray.from_arrays(ends, values)
 
-
-class _CountedLines:
-    """A stream that counts the lines that are read."""
-
-    closed = False
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._ended, self._last = 0, b"\n"
-
-    def read(self, size: int = -1) -> bytes:
-        block: bytes = self._stream.read(size)
-        self._ended += block.count(b"\n")
-        self._last = block[-1:] or self._last
-        return block
-
     @property
-    def num_lines(self) -> int:
-        return self._ended + (self._last != b"\n")
-
-
-def delimiter_by_name(file: TableFile) -> str:
-    """Returns the separator of values if `data.delimiter` is not set."""
-    return "\t" if file.has_tabs else ","
-
-
-def read_header(file: TableFile, delimiter: str | None = None) -> list[str]:
-    """Returns the names of the columns.
-
-    Raises:
-        DataError: the file cannot be read, has no header, or has the wrong delimiter.
-    """
-    with translate_csv_errors(file), file.open() as stream:
-        text = stream.readline(_HEADER_BYTES).decode("utf-8-sig", "replace")
-    delimiter = delimiter or delimiter_by_name(file)
-    try:
-        names = next(python_csv.reader([text], delimiter=delimiter), [])
-    except python_csv.Error as error:
-        raise DataError(
-            f"{file.name}, row 1: the header cannot be read ({error}); expected names of columns and a "
-            "line break; fix the header",
-            path=file.name,
-            row=1,
-        ) from None
-    if not names:
-        raise DataError(
-            f"{file.name}, row 1: found nothing, expected a header with the names of columns; add it, or "
-            "remove the file",
-            path=file.name,
-            row=1,
-        )
-    other = next((each for each in ("\t", ";", ",", "|") if each in names[0]), None)
-    if len(names) == 1 and other is not None:
-        raise DataError(
-            f"{file.name}, row 1: found one column, {names[0][:60]!r}, expected {delimiter!r} between "
-            f"values; set data.delimiter: {json.dumps(other)}",
-            path=file.name,
-            row=1,
-        )
-    return names
-
-
-@contextmanager
-def translate_csv_errors(file: TableFile) -> Iterator[None]:
-    try:
-        yield
-    except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
-        # Ids are hashes of UTF-8. Other encodings would give ids that no lookup of the string finds.
-        advice = "write the file as UTF-8" if "UTF8" in str(error) else "check or replace the file"
-        raise DataError(
-            f"reading {file.name} as CSV failed: {error}; {advice}", path=file.name
-        ) from error
+    def _trims_lists(self) -> bool:
+        return isinstance(self.data.separator, dict) or self.data.trim

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import fsspec  # type: ignore[import-untyped]  # it ships no types
@@ -21,17 +23,11 @@ __all__ = ["TableFile", "TablePart", "find_files", "is_name_of_table"]
 _FIELD_ID = b"PARQUET:field_id"
 _GLOB = re.compile(r"[*?\[]")
 
-_ENDINGS: dict[str, Literal["csv", "parquet"]] = {
-    ".parquet": "parquet",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".csv.gz": "csv",
-    ".tsv.gz": "csv",
-    ".txt": "csv",
-    ".txt.gz": "csv",
-}
-_ENDINGS_IN_FOLDERS = tuple(ending for ending in _ENDINGS if ".txt" not in ending)
-"""Endings of the files that are read in folders, where a `.txt` file is often a description."""
+_TEXT_ENDINGS = (".csv", ".tsv", ".txt", ".dat", ".data", ".inter", ".jsonl", ".json")
+_ENDINGS = (".parquet", *_TEXT_ENDINGS, *(f"{each}.gz" for each in _TEXT_ENDINGS))
+_NOT_IN_FOLDERS = (".txt", ".txt.gz", ".json", ".json.gz")
+"""Endings of the files that are ignored in folders, where they are often a description."""
+_SUPPORTED = f".parquet, or in {', '.join(_TEXT_ENDINGS)}, optionally with .gz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +82,18 @@ class TableFile:
 
     @property
     def format(self) -> Literal["csv", "parquet"] | None:
-        return next((kind for end, kind in _ENDINGS.items() if self.path.endswith(end)), None)
+        """Format by the ending of the name; `csv` is text of any form."""
+        if self.path.endswith(".parquet"):
+            return "parquet"
+        return "csv" if self.path.endswith(_ENDINGS) else None
 
     @property
     def has_tabs(self) -> bool:
-        return self.path.removesuffix(".gz").endswith(".tsv")
+        return self.path.removesuffix(".gz").endswith((".tsv", ".inter"))
+
+    @property
+    def has_json(self) -> bool:
+        return self.path.removesuffix(".gz").endswith((".jsonl", ".json"))
 
     @property
     def is_local(self) -> bool:
@@ -107,12 +110,22 @@ class TableFile:
 
 
 def is_name_of_table(path: str) -> bool:
-    """Returns whether a path or URL ends like a file of examples, such as ``.csv`` or ``.parquet``."""
-    return path.endswith(tuple(_ENDINGS))
+    """Returns whether a path or URL is a file or folder of examples, and not a configuration."""
+    if path.endswith((".yaml", ".yml")):
+        return False
+    if path.endswith(".json") and "://" not in path:
+        # A configuration, too, may be JSON; it has one object.
+        try:
+            with Path(path).open(encoding="utf-8") as file:
+                return isinstance(json.loads(file.readline()), dict) and file.readline() != ""
+        except (OSError, ValueError):
+            return False
+    return path.endswith(_ENDINGS) or Path(path).exists()
 
 
-def find_files(path: str) -> tuple[TableFile, ...]:
-    """Returns the files that match `path`, in order of name.
+def find_files(path: str, form: str | None = None) -> tuple[TableFile, ...]:
+    """Returns the files that match `path`, in order of name. With a `form`, their names may have any
+    ending.
 
     Raises:
         DataError: there is no file, their formats differ or are unknown, or the store cannot be read.
@@ -137,7 +150,9 @@ def find_files(path: str) -> tuple[TableFile, ...]:
             found = [
                 name
                 for name in listed
-                if name.endswith(_ENDINGS_IN_FOLDERS) and name.rpartition("/")[2][0] not in "._"
+                if (form is not None or name.endswith(_ENDINGS))
+                and not name.endswith(_NOT_IN_FOLDERS)
+                and name.rpartition("/")[2][0] not in "._"
             ]
         else:
             found = [inner] if system.exists(inner) else []
@@ -146,10 +161,9 @@ def find_files(path: str) -> tuple[TableFile, ...]:
             f"listing files of {path} failed: {error}; check data.path and access rights", path=path
         ) from error
     if not found:
-        ends = ", ".join(_ENDINGS)
         raise DataError(
             f"{path}: found no file; set data.path to a file, folder or pattern of files that end in "
-            f"{ends}",
+            f"{_SUPPORTED}",
             path=path,
         )
     files = tuple(
@@ -157,11 +171,11 @@ def find_files(path: str) -> tuple[TableFile, ...]:
         for each in found
     )
     formats = {each.format for each in files}
-    if len(formats) > 1 or None in formats:
+    if form is None and (len(formats) > 1 or None in formats):
         odd = next(each for each in files if each.format != files[0].format or not each.format)
         raise DataError(
-            f"{odd.name}: names of files must all end in .parquet, or all in .csv, .tsv or .txt; "
-            "restrict the pattern, or rename the file",
+            f"{odd.name}: names of files must all end in {_SUPPORTED}; restrict the pattern, rename the "
+            "file, or set form=rows, form=json or form=lines if it is text",
             path=odd.name,
         )
     return files
