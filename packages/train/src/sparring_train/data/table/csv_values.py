@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow
@@ -17,9 +21,11 @@ __all__ = [
     "TEXTS",
     "Decimal",
     "Kind",
+    "TextStyle",
     "are_integers",
     "convert_texts",
     "is_number",
+    "split_lists",
     "with_points",
     "without_utc",
 ]
@@ -33,6 +39,12 @@ _INTEGER = r"([+-]?[0-9]{1,20})(\.0+)?"
 """Includes integers with a fraction of zero, which pandas writes for columns of ids with nulls."""
 _GROUPED = r"^\s*[+-]?[0-9]{1,3}(\.[0-9]{3})+(,[0-9]*)?\s*$"
 _UTC = r"^(.*[0-9])(?:Z|[+-]00:?00)$"
+_DAY_ORDERS = {
+    "dmy": (r"^\s*([0-9]{1,2})[./-]([0-9]{1,2})[./-]([0-9]{4})", r"\3-\2-\1"),
+    "mdy": (r"^\s*([0-9]{1,2})[./-]([0-9]{1,2})[./-]([0-9]{4})", r"\3-\1-\2"),
+    "ymd": (r"^\s*([0-9]{4})[./-]([0-9]{1,2})[./-]([0-9]{1,2})", r"\1-\2-\3"),
+}
+_HALF_DAY = pyarrow.scalar(12 * 3600 * 10**6, pyarrow.duration("us"))
 _BOOLEANS: dict[str, float] = {"true": 1.0, "false": 0.0}
 _TARGETS = {
     "integer": pyarrow.int64(),
@@ -55,8 +67,92 @@ _EXPECTED_NUMBER: dict[Decimal, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class TextStyle:
+    """How numbers and times are written; see the keys of `TableData` with these names."""
+
+    decimal: Decimal = "."
+    thousands: str | None = None
+    number_signs: tuple[str, ...] = ()
+    date_order: Literal["ymd", "dmy", "mdy"] = "ymd"
+
+    def plain_numbers(self, array: Any) -> Any:
+        """Returns numbers without signs and separators of thousands, and with a decimal point."""
+        if self.number_signs:
+            signs = "|".join(map(re.escape, sorted(self.number_signs, key=len, reverse=True)))
+            pattern = rf"^\s*([+-]?)\s*(?:{signs})?\s*(.*?)\s*(?:{signs})?\s*$"
+            array = pc.replace_substring_regex(array, pattern, r"\1\2")
+        if self.thousands is not None:
+            mark, point = re.escape(self.thousands), re.escape(self.decimal)
+            pattern = rf"^\s*[+-]?[1-9][0-9]{{0,2}}({mark}[0-9]{{3}})+({point}[0-9]*)?\s*$"
+            is_grouped = pc.match_substring_regex(array, pattern)
+            array = pc.if_else(is_grouped, pc.replace_substring(array, self.thousands, ""), array)
+        return with_points(array) if self.decimal == "," else array
+
+    def cast_times(self, array: Any) -> Any:
+        """Converts texts to times in UTC. Raises `pyarrow.ArrowInvalid` if a text is none."""
+        with suppress(pyarrow.ArrowInvalid):
+            return without_utc(array).cast(pyarrow.timestamp("us"))
+        pattern, order = _DAY_ORDERS[self.date_order]
+        array = pc.replace_substring_regex(pc.utf8_trim_whitespace(array), pattern, order)
+        for one in (r"-([0-9])(-|[ T]|$)", r"-([0-9])([ T]|$)"):  # one digit of a month, then of a day
+            array = pc.replace_substring_regex(array, one, r"-0\1\2")
+        array = pc.replace_substring_regex(array, r"(\.[0-9]{6})[0-9]+", r"\1")
+        has_half = pc.match_substring_regex(array, r"(?i)[0-9] ?[ap]m$")
+        is_late = pc.match_substring_regex(array, r"(?i)pm$")
+        is_twelve = pc.match_substring_regex(array, r"[ T]12(:|$| ?[apAP])")
+        array = pc.replace_substring_regex(array, r"(?i) ?[ap]m$", "")
+        array = pc.replace_substring_regex(array, r"([ T])([0-9]:)", r"\1" r"0\2")
+        has_zone = pc.match_substring_regex(array, r"[ T][0-9:.]+(Z|[+-][0-9:]+)$")
+        is_day = pc.match_substring_regex(array, r"^[0-9-]{10}$")
+        array = pc.if_else(is_day, pc.binary_join_element_wise(array, "T00:00", ""), array)
+        array = pc.if_else(has_zone, array, pc.binary_join_element_wise(array, "Z", ""))
+        times = array.cast(pyarrow.timestamp("us", "UTC")).cast(pyarrow.timestamp("us"))
+        later = pc.and_(pc.and_(has_half, is_late), pc.invert(is_twelve))
+        earlier = pc.and_(pc.and_(has_half, pc.invert(is_late)), is_twelve)
+        times = pc.if_else(later, pc.add(times, _HALF_DAY), times)
+        return pc.if_else(earlier, pc.subtract(times, _HALF_DAY), times)
+
+
+def split_lists(array: Any, separator: str, is_trimmed: bool) -> Any:
+    """Splits texts into an Arrow array of lists of texts.
+
+    Args:
+        array: Arrow array of strings.
+        separator: text between elements; ``json`` for lists in brackets, as JSON and Python write them.
+        is_trimmed: whether spaces around elements, and empty elements, are removed.
+    """
+    if separator == "json":
+        encoded = array.dictionary_encode()
+        words = [_parse_list(each) for each in encoded.dictionary.to_pylist()]
+        lists = pyarrow.array(words, pyarrow.list_(pyarrow.string()))
+        return lists.take(encoded.indices)
+    lists = pc.split_pattern(array, separator)
+    if not is_trimmed:
+        return lists
+    offsets = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False).cumsum()
+    parts = pc.utf8_trim_whitespace(lists.flatten())
+    parts = pc.if_else(pc.equal(parts, "[]"), "", parts)
+    return pyarrow.ListArray.from_arrays(pyarrow.array([0, *offsets.tolist()], pyarrow.int32()), parts)
+
+
+def _parse_list(text: str) -> list[str]:
+    text = text.strip()
+    try:
+        found = json.loads(text, parse_int=str, parse_float=str)
+    except ValueError:
+        try:
+            found = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            # Elements without quotes: [a, b]
+            found = [each.strip() for each in text.strip("[](){}").split(",") if each.strip()]
+    if not isinstance(found, (list, tuple, set)):
+        found = [found]
+    return [str(each).strip() for each in found if each is not None]
+
+
 def convert_texts(
-    array: Any, kind: Kind, name: str, decimal: Decimal, bad: list[BadValue], rows: Any = None
+    array: Any, kind: Kind, name: str, style: TextStyle, bad: list[BadValue], rows: Any = None
 ) -> Any:
     """Converts texts to values of a kind. Texts that are not of this kind become null.
 
@@ -64,33 +160,32 @@ def convert_texts(
         array: Arrow array of strings.
         kind: kind of the column.
         name: name of the column, for messages.
-        decimal: decimal separator of numbers.
+        style: how numbers and times are written.
         bad: receives the texts of another kind, except those that mean a missing value.
         rows: ``(n,)``, the row of each element; None: one element per row.
     """
     if kind in TEXTS:
         return array
     target, texts = _TARGETS[kind], array
-    if kind == "time":
-        array = without_utc(array)
-    if kind == "number" and decimal == ",":
-        array = with_points(array)
+    if kind == "number":
+        array = style.plain_numbers(array)
+    cast = style.cast_times if kind == "time" else lambda each: each.cast(target)
     try:
-        return array.cast(target)
+        return cast(array)
     except pyarrow.ArrowInvalid:
         array = pc.if_else(pc.is_in(array, NO_NUMBER), None, array)
         if kind in ("integer", "unsigned"):
-            whole = f"^{_integer(decimal)}$"
+            whole = f"^{_integer(style.decimal)}$"
             array = pc.replace_substring_regex(array, whole, r"\1")
     try:
-        return array.cast(target)
+        return cast(array)
     except pyarrow.ArrowInvalid:
         values = []
-        expected = _EXPECTED_NUMBER[decimal] if kind == "number" else _EXPECTED[kind]
-        for at, each in enumerate(array):
+        expected = _EXPECTED_NUMBER[style.decimal] if kind == "number" else _EXPECTED[kind]
+        for at in range(len(array)):
             value = None
             try:
-                value = pc.cast(each, target).as_py() if each.is_valid else None
+                value = cast(array.slice(at, 1))[0].as_py()
             except pyarrow.ArrowInvalid:
                 text = str(texts[at])
                 if kind == "number" and text.lower() in _BOOLEANS:
