@@ -13,7 +13,7 @@ import typer
 from sparring.adapter import find_closest_name
 from sparring.errors import DataError
 from sparring_cli import add_command, make_console, print_document
-from sparring_train.cli.findings import Findings, resolve
+from sparring_train.cli.findings import Doubt, Findings, resolve
 from sparring_train.cli.init_label import (
     NO_LABEL,
     ChosenLabel,
@@ -32,7 +32,6 @@ from sparring_train.cli.init_text import bad_row_lines, dictionary_lines, id_col
 from sparring_train.cli.init_words import ROLES, Words, apply_keys, parse_words, quote_yaml_name
 from sparring_train.cli.understanding import ColumnRow, Understanding, describe_columns
 from sparring_train.config.reading.loader import parse_config
-from sparring_train.data.table.sample import ReadingOptions
 from sparring_train.data.table.summary import ColumnSummary, TableSummary, summarize_table
 
 __all__ = ["ModelOption", "YesOption", "add_init", "understand"]
@@ -122,8 +121,10 @@ def understand(
     given = parse_words(words)
     while True:
         findings = Findings()
-        summary = summarize_table(path, _options(given))
-        lines, rows = _configuration(path, summary, given, model, findings)
+        summary = summarize_table(path, given.data)
+        findings.doubts += _doubts_of_reading(summary)
+        if not findings.doubts:
+            lines, rows = _configuration(path, summary, given, model, findings)
         if not findings.doubts:
             break
         more = resolve(path, findings.doubts, [*line, *words], accepts_defaults=accepts_defaults)
@@ -150,20 +151,21 @@ def understand(
     )
 
 
+def _doubts_of_reading(summary: TableSummary) -> list[Doubt]:
+    sample, found = summary.sample, []
+    if sample.header_doubt is not None:
+        names = ",".join(f"column_{number}" for number in range(1, len(summary.columns) + 1))
+        found.append(
+            Doubt(f"{sample.header_doubt}; name all columns", "column_names", f"[{names}]")
+        )
+    if sample.date_doubt is not None:
+        found.append(Doubt(sample.date_doubt, "date_order", "dmy", ("dmy", "mdy")))
+    return found
+
+
 def _in_words(row: ColumnRow) -> str:
     parts = [f"{row.role}: {row.why}", row.counts, ", ".join(row.examples)]
     return "; ".join(filter(None, parts))
-
-
-def _options(given: Words) -> ReadingOptions:
-    data = given.data
-    assert data is not None
-    return ReadingOptions(
-        data.delimiter,
-        data.decimal if given.has("decimal") else None,
-        data.missing_values if given.has("missing_values") else None,
-        data.separator,
-    )
 
 
 def _configuration(
@@ -183,7 +185,6 @@ def _configuration(
     if label is not None and label.is_binary:
         leave_out_outcomes(summary, columns, label, named, findings)
     ids = [each for each in columns if each.role == "categorical"]
-    summary.choose_one_separator(ids)
     summary.choose_types(ids)
     for each in columns:
         if each.unsure:

@@ -63,13 +63,8 @@ def bad_row_lines(
 
 def id_columns(ids: Sequence[ColumnSummary], sample: Sample) -> Iterator[str]:
     """Yields the lines of `data` for columns of ids and for the format of values."""
-    if sample.delimiter is not None:
-        yield f"  delimiter: {json.dumps(sample.delimiter)}"
-    if sample.decimal != ".":
-        yield f"  decimal: {json.dumps(sample.decimal)}"
-    if sample.missing_values:
-        texts = ", ".join(json.dumps(each) for each in sample.missing_values)
-        yield f"  missing_values: [{texts}]"
+    for key, value in sample.keys.items():
+        yield f"  {key}: {json.dumps(value, ensure_ascii=False)}"
     yield "  categorical:            # columns of ids, each with a table of embeddings"
     yield from (
         f"    - {quote_yaml_name(each.name)}  # {format_column_words(each)}" for each in ids
@@ -77,9 +72,12 @@ def id_columns(ids: Sequence[ColumnSummary], sample: Sample) -> Iterator[str]:
     if any(each.is_list for each in ids):
         names = ", ".join(quote_yaml_name(each.name) for each in ids if each.is_list)
         yield f"  lists: [{names}]       # any number of ids per row"
-        separator = next((each.separator for each in ids if each.separator), None)
-        if separator is not None:
-            yield f"  separator: {json.dumps(separator)}"
+        separators = {each.name: each.separator for each in ids if each.separator}
+        if separators:
+            pairs = (
+                f"{quote_yaml_name(name)}: {json.dumps(each)}" for name, each in separators.items()
+            )
+            yield f"  separator: {{{', '.join(pairs)}}}"
     if tables := _table_names(ids):
         names = ", ".join(f"{quote_yaml_name(name)}: {table}" for name, table in tables.items())
         yield f"  share_tables: {{{names}}}  # names of tables must have ASCII letters, digits and _ . -"

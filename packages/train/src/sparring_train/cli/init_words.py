@@ -82,7 +82,10 @@ def parse_words(words: Sequence[str]) -> Words:
 
 
 def _is_reading_key(key: str) -> bool:
-    names = ("delimiter", "decimal", "missing_values", "separator", "label_values")
+    names = (
+        "delimiter", "decimal", "missing_values", "separator", "label_values", "encoding", "form",
+        "skip_lines", "trim", "column_names", "thousands", "number_signs", "date_order",
+    )  # fmt: skip
     return key in {f"data.{name}" for name in names}
 
 

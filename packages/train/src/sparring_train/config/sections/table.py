@@ -164,7 +164,10 @@ class TableData(ColumnSettings):
         "of the text in UTF-8.",
     )
     skip_lines: int = Field(
-        0, ge=0, le=1000, description="Number of lines before the header, for example 1 for `sep=;`."
+        0,
+        ge=0,
+        le=1000,
+        description="Number of lines before the header, for example 1 for `sep=;`.",
     )
     separator: Separator | dict[Name, Separator] | None = Field(
         None,
@@ -349,7 +352,12 @@ def _csv_problems(data: TableData) -> Iterator[Problem]:
     try:
         "".encode(data.encoding)
     except (LookupError, UnicodeError):
-        yield "encoding", "is unknown", data.encoding, "utf-8, utf-16, latin-1, or another one of Python"
+        yield (
+            "encoding",
+            "is unknown",
+            data.encoding,
+            "utf-8, utf-16, latin-1, or another one of Python",
+        )
     names = data.column_names
     if names is not None:
         twice = [name for name in names if names.count(name) > 1]

@@ -58,7 +58,9 @@ def read_json(
                 found = _parse(line)
                 if not isinstance(found, dict):
                     text = line.decode("utf-8", "replace")
-                    _add_broken(file, data, row, f"{text[:60]!r}", "an object of JSON on each line", broken)
+                    _add_broken(
+                        file, data, row, f"{text[:60]!r}", "an object of JSON on each line", broken
+                    )
                     continue
                 for name, column in zip(columns, texts, strict=True):
                     value = _spell(found.get(name))
@@ -101,7 +103,9 @@ def read_lines(
                 if parts and not items:
                     _add_broken(file, data, row, repr(parts[0][:60]), "a user and items", broken)
                 for name, values in zip(
-                    names, (parts[:1] * len(items), items, map(str, range(1, len(items) + 1))), strict=True
+                    names,
+                    (parts[:1] * len(items), items, map(str, range(1, len(items) + 1))),
+                    strict=True,
                 ):
                     texts[name].extend(values)
             yield _make_block(columns, [texts[each] for each in columns])

@@ -115,6 +115,10 @@ class CsvRows:
             values = [] if sample is None else sample.column(name).slice(0, _SAMPLE_ROWS)
             self._kinds[name] = self._kind(name, [str(each) for each in values if each.is_valid])
 
+    def names(self, file: TableFile) -> list[str]:
+        """Returns the names of the columns of a file."""
+        return self._names[file.name]
+
     def _read_names(self, file: TableFile) -> list[str]:
         form = get_form(file, self.data)
         if form == "json":
@@ -292,7 +296,9 @@ class CsvRows:
         if name in (*self.data.categorical, *ids, users):
             separator = self.data.find_separator(name)
             if name in self.data.lists and separator is not None:
-                lists = split_lists(pyarrow.array(sample, pyarrow.string()), separator, self._trims_lists)
+                lists = split_lists(
+                    pyarrow.array(sample, pyarrow.string()), separator, self._trims_lists
+                )
                 sample = [each for each in lists.flatten().to_pylist() if each is not None]
             missing = {*NO_NUMBER.to_pylist(), *self.data.missing_values}
             sample = [each for each in sample if each not in missing]

@@ -20,6 +20,7 @@ from sparring_train.data.table.files import TableFile
 
 __all__ = [
     "HEADER_BYTES",
+    "TYPED_NAME",
     "CountedLines",
     "clean_names",
     "find_parser_delimiter",
@@ -33,7 +34,7 @@ __all__ = [
 HEADER_BYTES = 1 << 20
 _UNIT = "\x1f"
 """Replaces delimiters of two characters."""
-_TYPED = re.compile(r"(.+):(token|float|token_seq|float_seq)", re.DOTALL)
+TYPED_NAME = re.compile(r"(.+):(token|float|token_seq|float_seq)", re.DOTALL)
 """A name with the type that RecBole adds."""
 
 
@@ -101,13 +102,15 @@ def clean_names(names: Sequence[str], data: TableData, wanted: Sequence[str] = (
     """Returns names without spaces, if `data.trim` is set, and without the types of RecBole, if all have
     one and no column is wanted by its whole name."""
     cleaned = [each.strip() if data.trim else each for each in names]
-    typed = [_TYPED.fullmatch(each) for each in cleaned]
+    typed = [TYPED_NAME.fullmatch(each) for each in cleaned]
     if not all(typed) or any(each in cleaned for each in wanted):
         return cleaned
     return [each[1] for each in typed if each]
 
 
-def parse_rows(stream: Any, file: TableFile, data: TableData, **options: Any) -> Iterator[list[str]]:
+def parse_rows(
+    stream: Any, file: TableFile, data: TableData, **options: Any
+) -> Iterator[list[str]]:
     """Yields the rows of a text that may contain errors, except empty rows."""
     lines = io.TextIOWrapper(stream, "utf-8", "replace", newline="")
     yield from filter(None, _parse(lines, file, data, **options))

@@ -14,6 +14,7 @@ import pyarrow
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from sparring_train.config.sections.table import TableData
 from sparring_train.data.table.decode import BadValue
 
 __all__ = [
@@ -76,6 +77,10 @@ class TextStyle:
     number_signs: tuple[str, ...] = ()
     date_order: Literal["ymd", "dmy", "mdy"] = "ymd"
 
+    @classmethod
+    def of(cls, data: TableData) -> TextStyle:
+        return cls(data.decimal, data.thousands, data.number_signs, data.date_order)
+
     def plain_numbers(self, array: Any) -> Any:
         """Returns numbers without signs and separators of thousands, and with a decimal point."""
         if self.number_signs:
@@ -95,7 +100,10 @@ class TextStyle:
             return without_utc(array).cast(pyarrow.timestamp("us"))
         pattern, order = _DAY_ORDERS[self.date_order]
         array = pc.replace_substring_regex(pc.utf8_trim_whitespace(array), pattern, order)
-        for one in (r"-([0-9])(-|[ T]|$)", r"-([0-9])([ T]|$)"):  # one digit of a month, then of a day
+        for one in (
+            r"-([0-9])(-|[ T]|$)",
+            r"-([0-9])([ T]|$)",
+        ):  # one digit of a month, then of a day
             array = pc.replace_substring_regex(array, one, r"-0\1\2")
         array = pc.replace_substring_regex(array, r"(\.[0-9]{6})[0-9]+", r"\1")
         has_half = pc.match_substring_regex(array, r"(?i)[0-9] ?[ap]m$")
@@ -133,7 +141,9 @@ def split_lists(array: Any, separator: str, is_trimmed: bool) -> Any:
     offsets = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False).cumsum()
     parts = pc.utf8_trim_whitespace(lists.flatten())
     parts = pc.if_else(pc.equal(parts, "[]"), "", parts)
-    return pyarrow.ListArray.from_arrays(pyarrow.array([0, *offsets.tolist()], pyarrow.int32()), parts)
+    return pyarrow.ListArray.from_arrays(
+        pyarrow.array([0, *offsets.tolist()], pyarrow.int32()), parts
+    )
 
 
 def _parse_list(text: str) -> list[str]:

@@ -13,14 +13,12 @@ import pyarrow
 from pyarrow import parquet, types
 
 from sparring.errors import DataError
-from sparring_train.data.table.csv_values import Decimal, is_number
 from sparring_train.data.table.files import TableFile
 from sparring_train.data.table.parquet_rows import check_indices, translate_parquet_errors
 from sparring_train.data.table.row_groups import find_type_family
 
 __all__ = [
     "SAMPLE_ROWS",
-    "ReadingOptions",
     "Sample",
     "SampledFile",
     "count_sample_rows_per_file",
@@ -29,16 +27,6 @@ __all__ = [
 
 SAMPLE_ROWS = 200_000
 _MIN_FILE_ROWS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class ReadingOptions:
-    """Keys of `data` that the user has set; None if they are to be determined."""
-
-    delimiter: str | None = None
-    decimal: Decimal | None = None
-    missing_values: tuple[str, ...] | None = None
-    separator: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +60,12 @@ class Sample:
     num_broken: int = 0
     """Number of rows with a wrong number of fields, which are not in `num_sampled`."""
     first_broken: str | None = None
-    delimiter: str | None = None
-    """Separator of values; None if it follows from the names of the files."""
-    decimal: Decimal = "."
-    missing_values: tuple[str, ...] = ()
+    keys: dict[str, Any] = field(default_factory=dict)
+    """Keys of `data` with which text files are read, except defaults."""
+    header_doubt: str | None = None
+    """Reason for which the first row may contain values."""
+    date_doubt: str | None = None
+    """Reason for which days and months may be exchanged."""
     unsure: list[str] = field(default_factory=list)
 
     def format_row_position(self, row: int) -> str:
@@ -179,9 +169,7 @@ def find_missing_columns(
 
 
 def check_names(file: TableFile, names: Sequence[str]) -> None:
-    """Raises `DataError` if two columns have the same name, or all names are numbers."""
-    if names and all(is_number(each, ",") for each in names):
-        raise make_no_header_error(file, names)
+    """Raises `DataError` if two columns have the same name."""
     twice = [each for each in names if each and names.count(each) > 1]
     if twice:
         raise DataError(
@@ -189,13 +177,3 @@ def check_names(file: TableFile, names: Sequence[str]) -> None:
             path=file.name,
             column=twice[0],
         )
-
-
-def make_no_header_error(file: TableFile, names: Sequence[str]) -> DataError:
-    """Returns the error for a file without a header."""
-    return DataError(
-        f"{file.name}, row 1: found {', '.join(names[:6])}, expected the names of columns; add a header "
-        "as the first row",
-        path=file.name,
-        row=1,
-    )

@@ -1,50 +1,34 @@
-"""Sample of the rows of CSV files; determines delimiter, decimal separator and missing values."""
+"""Sample of the rows of text files; determines how numbers, times and missing values are written."""
 
 from __future__ import annotations
 
-import csv as python_csv
-import io
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow
 import pyarrow.compute as pc
 
-from sparring.errors import DataError
 from sparring_train.config.sections.table import TableData
-from sparring_train.data.table.csv_rows import (
-    BrokenRows,
-    CsvRows,
-    delimiter_by_name,
-    read_header,
-    translate_csv_errors,
-)
-from sparring_train.data.table.csv_values import (
-    NO_NUMBER,
-    Decimal,
-    is_number,
-    with_points,
-    without_utc,
-)
+from sparring_train.data.table.csv_forms import get_form
+from sparring_train.data.table.csv_rows import BrokenRows, CsvRows
+from sparring_train.data.table.csv_text import translate_csv_errors
+from sparring_train.data.table.csv_values import NO_NUMBER, TextStyle
+from sparring_train.data.table.dialect import find_dialect
 from sparring_train.data.table.files import TableFile
 from sparring_train.data.table.sample import (
-    ReadingOptions,
     Sample,
     SampledFile,
     check_names,
     count_sample_rows_per_file,
     find_missing_columns,
-    make_no_header_error,
 )
 
 __all__ = ["sample_csv"]
 
-_DELIMITERS = (",", ";", "\t", "|")
-_BEGINNING_BYTES = 1 << 16
 _ALL_BLOCKS_BYTES = 64 << 20
 """Total size of the first blocks of all files. The first block of each file is always read."""
 _MIN_BLOCK_BYTES = 1 << 18
@@ -57,34 +41,52 @@ _MISSING = (
 )  # fmt: skip
 _INTEGER = r"^[+-]?[0-9]{1,20}(\.0+)?$"
 _NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
-_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?(Z|[+-]00:?00)?)?$"
-_DECIMAL_COMMA = r"^\s*[+-]?[0-9]{1,3}(\.?[0-9]{3})*,[0-9]+\s*$"
-_POINT = r"^\s*[+-]?[0-9]*\.[0-9]+\s*$"
+_LEADING_ZERO = r"^[+-]?0[0-9]+$"
+_DATE = r"^\s*([0-9]{4}[./-][0-9]{1,2}[./-][0-9]{1,2}|[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{4})"
+_TIME = (
+    _DATE
+    + r"([ T]+[0-9]{1,2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?( ?[AaPp][Mm])?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?\s*$"
+)
+_DAY_FIRST = r"^\s*([0-9]{1,2})[./-]([0-9]{1,2})[./-][0-9]{4}"
+_SIGNS = ("$", "€", "£", "¥", "₹", "%", "USD", "EUR")
+_STYLES = (
+    TextStyle(".", None), TextStyle(".", ","), TextStyle(",", None), TextStyle(".", "'"),
+    TextStyle(".", " "), TextStyle(",", " "),
+)  # fmt: skip
+"""Ways to write numbers, the preferred one first."""
 
 Bools = npt.NDArray[np.bool_]
 
 
-def sample_csv(path: str, files: Sequence[TableFile], options: ReadingOptions) -> Sample:
-    """Reads the first rows of each CSV file.
+def sample_csv(path: str, files: Sequence[TableFile], given: TableData) -> Sample:
+    """Reads the first rows of each text file.
+
+    Args:
+        path: path of the files.
+        files: the files.
+        given: section with the keys that the user has set.
 
     Raises:
-        DataError: a file cannot be read or has no header, or files have different delimiters.
+        DataError: a file cannot be read or has no header, or files are written in different ways.
     """
-    delimiter = options.delimiter or _find_delimiter(files)
-    headers = [read_header(file, delimiter) for file in files]
+    dialect = find_dialect(files, given)
+    keys = dialect.keys
+    if given.column_names is not None:
+        keys["column_names"] = given.column_names
+    section = TableData.model_construct(
+        **{"kind": "table", "path": path, "categorical": (), "bad_rows": "skip", **keys},
+        missing_values=given.missing_values,
+    )
+    headers = [CsvRows([file], section, ()).names(file) for file in files]
     for file, names in zip(files, headers, strict=True):
         check_names(file, names)
+    is_json = get_form(files[0], section) == "json"
+    if is_json:  # an object without a key has no value
+        headers = [[*dict.fromkeys(name for names in headers for name in names)]] * len(files)
     unusable = find_missing_columns(files, headers)
     names = [name for name in headers[0] if name and name not in unusable]
-    is_default = all(delimiter == delimiter_by_name(file) for file in files)
-    section = TableData.model_construct(
-        kind="table",
-        path=path,
-        categorical=tuple(names),
-        types=dict.fromkeys(names, "string"),
-        delimiter=delimiter,
-        missing_values=options.missing_values or (),
-        bad_rows="skip",
+    section = section.model_copy(
+        update={"categorical": tuple(names), "types": dict.fromkeys(names, "string")}
     )
     parts = [_part(file, section, names, len(files)) for file in files]
     rows = [each.num_rows for each in parts]
@@ -94,40 +96,118 @@ def sample_csv(path: str, files: Sequence[TableFile], options: ReadingOptions) -
         round(sum(each.all_rows for each in parts)),
         all(each.is_whole for each in parts),
     )
+    first_row = 1 + section.skip_lines + (section.column_names is None and not is_json)
     # The numbers of rows after a bad row are unknown.
     sample.parts = [
-        SampledFile(each.file.name, each.num_rows, None if each.num_broken else 2) for each in parts
+        SampledFile(each.file.name, each.num_rows, None if each.num_broken else first_row)
+        for each in parts
     ]
-    sample.unusable = unusable
+    sample.unusable, sample.keys, sample.header_doubt = unusable, keys, dialect.header_doubt
+    sample.unsure += dialect.remarks
     if any("" in header for header in headers):
         sample.unsure.append("a column has no name: it is left out")
-    sample.delimiter = None if is_default else delimiter
     sample.num_broken = sum(each.num_broken for each in parts)
     sample.first_broken = next((each.first_broken for each in parts if each.first_broken), None)
     texts = {
         name: _Texts([chunk for part in parts for chunk in part.texts[name]]) for name in names
     }
-    _check_header(files[0], texts)
-    if options.missing_values is not None:
-        sample.missing_values = options.missing_values
+    if "missing_values" in given.model_fields_set:
+        missing = given.missing_values
     else:
-        sample.missing_values = _missing_values(texts, sample)
+        missing = _missing_values(texts, sample)
+    if missing:
+        keys["missing_values"] = missing
     for each in texts.values():
-        each.leave_out(sample.missing_values)
-    sample.decimal, others = _find_decimal(texts, options.decimal)
-    for name in others:
-        sign = "," if sample.decimal == "." else "."
-        sample.unusable[name] = (
-            f"its numbers have the decimal separator {sign!r}, but data.decimal is {sample.decimal!r} "
-            "for all columns; write all numbers with it"
-        )
-        del texts[name]
+        each.leave_out(missing)
+    style = _find_style(texts, given, sample)
     for name, each in texts.items():
-        values, wrong = each.typed(sample.decimal)
+        values, wrong = each.typed(style)
         sample.values[name], sample.texts[name] = values, each.array()
         if wrong is not None:
             sample.wrong[name] = wrong
     return sample
+
+
+def _find_style(texts: Mapping[str, _Texts], given: TableData, sample: Sample) -> TextStyle:
+    """Returns how numbers and times are written, and adds it to the keys of the sample."""
+    keys, is_set = sample.keys, given.model_fields_set
+    styles = [
+        style
+        for style in _STYLES
+        if ("decimal" not in is_set or style.decimal == given.decimal)
+        and ("thousands" not in is_set or style.thousands == given.thousands)
+    ] or [TextStyle(given.decimal, given.thousands)]
+    signs = given.number_signs if "number_signs" in is_set else _SIGNS
+    shares = {
+        name: [
+            each.share(each.numbers(replace(style, number_signs=signs)), each.given())
+            for style in styles
+        ]
+        for name, each in texts.items()
+    }
+    numeric = [name for name, found in shares.items() if max(found) >= _MOSTLY]
+    totals = [sum(shares[name][place] for name in numeric) for place in range(len(styles))]
+    style = styles[totals.index(max(totals))]
+    for name in numeric:
+        if shares[name][styles.index(style)] < _MOSTLY:
+            sample.unusable[name] = (
+                f"its numbers are not written like those of other columns, with the decimal sign "
+                f"{style.decimal!r} and {style.thousands!r} between groups of digits; write all alike"
+            )
+    found = [sign for sign in signs if any(texts[name].contains(sign) for name in numeric)]
+    style = replace(
+        style, number_signs=tuple(found), date_order=_find_date_order(texts, given, sample)
+    )
+    default = TextStyle()
+    for key in ("decimal", "thousands", "number_signs", "date_order"):
+        if getattr(style, key) != getattr(default, key):
+            keys[key] = getattr(style, key)
+    if style.thousands is not None:
+        sample.unsure.append(
+            f"{style.thousands!r} between three digits is a separator of thousands"
+        )
+    if found:
+        sample.unsure.append(f"{', '.join(found)} next to numbers is ignored; 12.5% is 12.5")
+    return style
+
+
+def _find_date_order(
+    texts: Mapping[str, _Texts], given: TableData, sample: Sample
+) -> Literal["ymd", "dmy", "mdy"]:
+    if "date_order" in given.model_fields_set:
+        return given.date_order
+    found: dict[Literal["dmy", "mdy"], str] = {}
+    unclear = None
+    for name, each in texts.items():
+        words = each.words.filter(pyarrow.array(each.matches(_DAY_FIRST)))
+        if each.share(each.matches(_DAY_FIRST), each.given()) < _MOSTLY:
+            continue
+        parts = pc.extract_regex(
+            words,
+            _DAY_FIRST.replace("([0-9]{1,2})", "(?P<a>[0-9]{1,2})", 1).replace(
+                "([0-9]{1,2})", "(?P<b>[0-9]{1,2})", 1
+            ),
+        )
+        first, second = (
+            pc.max(pc.struct_field(parts, at).cast(pyarrow.int64())).as_py() for at in (0, 1)
+        )
+        if first > 12 or "." in words[0].as_py()[:6]:
+            found.setdefault("dmy", name)
+        elif second > 12:
+            found.setdefault("mdy", name)
+        else:
+            unclear = name
+    if len(found) > 1:
+        other = found["mdy"]
+        sample.unusable[other] = (
+            f"its dates begin with the month, but those of {found['dmy']} with the day"
+        )
+    if found:
+        return next(iter(found))
+    if unclear is not None:
+        sample.date_doubt = f"dates of {unclear} could begin with the day or with the month"
+        return "dmy"
+    return "ymd"
 
 
 @dataclass(slots=True)
@@ -181,47 +261,6 @@ def _unpacked_bytes(file: TableFile) -> float:
     return size * len(unpacked) / max(len(packed), 1)
 
 
-def _find_delimiter(files: Sequence[TableFile]) -> str:
-    """Returns the separator of values, which must be the same in all files.
-
-    Raises:
-        DataError: files have different separators.
-    """
-    found = [_likely_delimiter(file) for file in files]
-    other = next((at for at, each in enumerate(found) if each != found[0]), None)
-    if other is not None:
-        raise DataError(
-            f"{files[other].name}: found {found[other]!r} between values, but {found[0]!r} in "
-            f"{files[0].name}; write all files with one delimiter",
-            path=files[other].name,
-        )
-    return found[0]
-
-
-def _likely_delimiter(file: TableFile) -> str:
-    """Returns the delimiter with which most of the first rows have as many fields as the header."""
-    by_name = delimiter_by_name(file)
-    with translate_csv_errors(file), file.open() as stream:
-        beginning = stream.read(_BEGINNING_BYTES)
-    text = beginning.decode("utf-8-sig", "replace")
-    if len(beginning) == _BEGINNING_BYTES:
-        text = text[: text.rfind("\n") + 1] or text
-    found: dict[str, tuple[bool, bool, int]] = {}
-    for delimiter in _DELIMITERS:
-        try:
-            rows = [
-                each for each in python_csv.reader(io.StringIO(text), delimiter=delimiter) if each
-            ]
-        except python_csv.Error:
-            continue
-        num_fields = len(rows[0]) if rows else 0
-        alike = sum(len(each) == num_fields for each in rows)
-        if num_fields > 1:
-            is_even = alike >= 0.8 * len(rows)
-            found[delimiter] = (is_even, delimiter == by_name, num_fields)
-    return max(found, key=lambda each: found[each]) if found else by_name
-
-
 class _Texts:
     """Texts of one column, as a dictionary of distinct texts."""
 
@@ -260,29 +299,37 @@ class _Texts:
         flags: Bools = is_given.to_numpy(zero_copy_only=False)
         return flags
 
-    def typed(self, decimal: Decimal) -> tuple[Any, Bools | None]:
+    def contains(self, text: str) -> bool:
+        return bool(pc.any(pc.match_substring(self.words, text)).as_py())
+
+    def numbers(self, style: TextStyle) -> Bools:
+        """Returns a mask of the texts that are numbers."""
+        return self.matches(_NUMBER, style.plain_numbers(self.words))
+
+    def typed(self, style: TextStyle) -> tuple[Any, Bools | None]:
         """Converts texts to the kind that most of them have; also returns a mask of the other rows."""
         given, words = self.given(), self.words
         if not given.any():
             return self.array(), None
-        with_point = with_points(words) if decimal == "," else words
-        lower = pc.utf8_lower(words)
+        plain, lower = style.plain_numbers(words), pc.utf8_lower(words)
         is_boolean = pc.is_in(lower, pyarrow.array(["true", "false"])).to_numpy(False)
-        is_integer = self.matches(
-            _INTEGER,
-            pc.replace_substring_regex(words, ",(0+)$", r".\1") if decimal == "," else words,
-        )
+        is_number, is_integer = self.matches(_NUMBER, plain), self.matches(_INTEGER, plain)
+        if self.share(is_number, given) > self.share(is_integer, given):
+            is_integer &= False
+        if (self.matches(_LEADING_ZERO) & given).any() and self.share(is_integer, given) >= _MOSTLY:
+            return self.array(), None
         for kind, chosen, source in (
             ("bool", is_boolean, lower),
-            ("integer", is_integer, pc.replace_substring_regex(words, r"[.,]0+$", "")),
-            ("number", self.matches(_NUMBER, with_point), with_point),
-            ("time", self.matches(_TIME), without_utc(words)),
+            ("integer", is_integer, pc.replace_substring_regex(plain, r"\.0+$", "")),
+            ("number", is_number, plain),
+            ("time", self.matches(_TIME), words),
         ):
             if self.share(chosen, given) < _MOSTLY:
                 continue
-            if (
-                values := _cast(pc.if_else(pyarrow.array(chosen & given), source, None), kind)
-            ) is None:
+            values = _cast(pc.if_else(pyarrow.array(chosen & given), source, None), kind, style)
+            if values is None:
+                if kind == "integer":  # beyond 64 bits
+                    return self.array(), None
                 continue
             is_wrong = given & ~chosen
             wrong = None
@@ -294,12 +341,16 @@ class _Texts:
         return self.array(), None
 
 
-def _cast(texts: Any, kind: str) -> Any:
+def _cast(texts: Any, kind: str, style: TextStyle) -> Any:
+    if kind == "time":
+        try:
+            return style.cast_times(texts)
+        except pyarrow.ArrowInvalid:
+            return None
     targets = {
         "bool": (pyarrow.bool_(),),
         "integer": (pyarrow.int64(), pyarrow.uint64()),
         "number": (pyarrow.float64(),),
-        "time": (pyarrow.timestamp("us"),),
     }[kind]
     for target in targets:
         try:
@@ -319,7 +370,7 @@ def _missing_values(texts: Mapping[str, _Texts], sample: Sample) -> tuple[str, .
         if not found:
             continue
         rest = each.given(pyarrow.concat_arrays([tokens, NO_NUMBER]))
-        is_number = each.matches(_NUMBER) | each.matches(_DECIMAL_COMMA)
+        is_number = each.matches(_NUMBER) | each.numbers(replace(_STYLES[2], number_signs=_SIGNS))
         if each.share(is_number, rest) >= _MOSTLY:
             chosen.update(dict.fromkeys(word for word in found if word not in known))
         elif rest.any():
@@ -330,33 +381,3 @@ def _missing_values(texts: Mapping[str, _Texts], sample: Sample) -> tuple[str, .
                 "an id"
             )
     return tuple(chosen)
-
-
-def _find_decimal(texts: Mapping[str, _Texts], chosen: Decimal | None) -> tuple[Decimal, list[str]]:
-    """Returns the decimal separator of most columns, and the columns that have the other one."""
-    with_sign: dict[Decimal, list[str]] = {".": [], ",": []}
-    patterns: tuple[tuple[Decimal, str, str], ...] = (
-        (",", _DECIMAL_COMMA, _INTEGER),
-        (".", _POINT, _NUMBER),
-    )
-    for name, each in texts.items():
-        given = each.given()
-        for sign, pattern, others in patterns:
-            has_sign = each.matches(pattern)
-            if has_sign.any() and each.share(has_sign | each.matches(others), given) >= _MOSTLY:
-                with_sign[sign].append(name)
-                break
-    if chosen is None:
-        chosen = "," if len(with_sign[","]) > len(with_sign["."]) else "."
-    return chosen, with_sign["." if chosen == "," else ","]
-
-
-def _check_header(file: TableFile, texts: Mapping[str, _Texts]) -> None:
-    """Raises `DataError` if the first row contains values instead of names."""
-    numbers = [name for name in texts if is_number(name, ",")]
-    others = [name for name in texts if name not in numbers]
-    if not numbers:
-        return
-    is_value = [pc.any(pc.equal(texts[name].words, name)).as_py() for name in others]
-    if not others or any(is_value):
-        raise make_no_header_error(file, [*texts])

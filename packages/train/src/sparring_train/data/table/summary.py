@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from sparring.errors import DataError
-from sparring_train.data.table.csv_values import are_integers
+from sparring_train.config.sections.table import TableData
+from sparring_train.data.table.csv_values import are_integers, split_lists
 from sparring_train.data.table.files import find_files
-from sparring_train.data.table.sample import ReadingOptions, Sample, sample_parquet
+from sparring_train.data.table.sample import Sample, sample_parquet
 from sparring_train.data.table.sample_csv import sample_csv
 from sparring_train.recommend.column_names import (
     ITEMS,
@@ -42,7 +43,7 @@ _MIN_TIME = 10**8
 """Smaller numbers are no times since 1970, but may be increasing numbers."""
 _MIN_DISTINCT_ROWS = 20
 """Minimum number of rows in which distinct values of a column prove that it numbers the rows."""
-_SEPARATORS = ("|", ";", ",", " ")
+_SEPARATORS = ("json", "|", "^", ";", ",", " ")
 _FIRST_ROWS = 1000
 """Number of CSV rows from which training determines whether ids are integers."""
 _MOSTLY = 0.95
@@ -106,20 +107,6 @@ class TableSummary:
         """Column → Arrow array of the rows that were read."""
         return self.sample.values
 
-    def choose_one_separator(self, columns: Sequence[ColumnSummary]) -> None:
-        """Keeps one separator of CSV lists, because a data set has one. Other lists become texts."""
-        found = {each.separator for each in columns}
-        chosen = next((each for each in _SEPARATORS if each in found), None)
-        for each in columns:
-            if each.separator is not None and each.separator != chosen:
-                each.why = "strings"
-                each.unsure = (
-                    f"many rows contain {each.separator!r}, but the separator of lists is {chosen!r}: "
-                    "each text is used as one id"
-                )
-                each.is_list, each.separator = False, None
-                _count(each, self.values[each.name])
-
     def choose_types(self, columns: Sequence[ColumnSummary]) -> None:
         """Sets the type of id columns that training would not detect: unsigned numbers, and in CSV from
         the first rows."""
@@ -140,7 +127,9 @@ class TableSummary:
                 each.type = "unsigned"
             elif is_text(values.type) and each.separator is None:
                 first = texts.slice(0, _FIRST_ROWS).drop_null().to_pylist()
-                each.type = "string" if are_integers(first, self.sample.decimal) else None
+                each.type = (
+                    "string" if are_integers(first, self.sample.keys.get("decimal", ".")) else None
+                )
 
     def find_bad_rows(self, columns: Sequence[str], required: Sequence[str]) -> None:
         """Counts the unusable rows.
@@ -183,25 +172,25 @@ class TableSummary:
         return [name for name, values in self.values.items() if _is_binary(values)]
 
 
-def summarize_table(path: str, options: ReadingOptions | None = None) -> TableSummary:
+def summarize_table(path: str, given: TableData | None = None) -> TableSummary:
     """Reads the first rows of all files, and guesses the role of each column.
 
     Args:
         path: path of the files.
-        options: keys of `data` that are already set.
+        given: section with the keys that the user has set; None: none.
 
     Raises:
         DataError: there is no file or no row, or a file cannot be read.
     """
-    files = find_files(path)
-    options = options or ReadingOptions()
+    given = given or TableData.model_construct(kind="table", path=path, categorical=())
+    files = find_files(path, given.form)
     is_csv = files[0].format == "csv"
-    sample = sample_csv(path, files, options) if is_csv else sample_parquet(files)
+    sample = sample_csv(path, files, given) if is_csv else sample_parquet(files)
     if not sample.num_sampled:
         raise DataError(
             f"reading {path}: found no row, expected examples; choose other files", path=path
         )
-    separators = _SEPARATORS if options.separator is None else (options.separator,)
+    separators = (given.separator,) if isinstance(given.separator, str) else _SEPARATORS
     looks = [_look(name, each, separators, is_csv) for name, each in sample.values.items()]
     for name, reason in sample.unusable.items():
         looks.append(ColumnSummary(name, "unknown", "left out", why="unusable", unsure=reason))
@@ -260,18 +249,29 @@ def _summarize_text(
         )
         return
     for separator in separators:
-        with_one = pc.mean(pc.match_substring(values, separator)).as_py()
-        parts = pc.split_pattern(values, separator).flatten() if with_one > 0.2 else values
+        found_share = _share_of_lists(values, separator)
+        if found_share <= 0.2:
+            continue
+        parts = split_lists(values, separator, True).flatten()
+        num_parts = len(pc.unique(parts))
         # Titles contain spaces and commas, too, but nearly as many words as there are titles.
-        is_list = separator not in " ," or 2 * len(pc.unique(parts)) < found.num_distinct
-        if with_one > 0.2 and is_list:
+        if separator not in " ," or 2 * num_parts < found.num_distinct:
             found.is_list, found.separator = True, separator
-            found.why = f"{separator!r} in {with_one:.0%} of rows"
-            found.unsure = f"{with_one:.0%} of the rows contain {separator!r}: read as lists"
+            found.why = f"{separator!r} in {found_share:.0%} of rows"
+            found.unsure = f"{found_share:.0%} of the rows contain {separator!r}: read as lists"
+            if separator == "json":
+                found.why, found.unsure = "lists in brackets", None
             _count(found, parts)
             return
     if _numbers_rows(found, len(values), words):
         found.leave_out("nearly all distinct", _LIKE_ROW_NUMBERS)
+
+
+def _share_of_lists(values: Any, separator: str) -> float:
+    if separator == "json":
+        share = pc.mean(pc.match_substring_regex(values, r"^\s*\[.*\]\s*$")).as_py()
+        return float(share) if share > _MOSTLY else 0.0
+    return float(pc.mean(pc.match_substring(values, separator)).as_py())
 
 
 _LIKE_ROW_NUMBERS = "nearly all values are distinct, like row numbers"
