@@ -122,7 +122,7 @@ def understand(
     while True:
         findings = Findings()
         summary = summarize_table(path, given.data)
-        findings.doubts += _doubts_of_reading(summary)
+        findings.doubts += _doubts_of_reading(summary, given.columns.get("skip", ()))
         if not findings.doubts:
             lines, rows = _configuration(path, summary, given, model, findings)
         if not findings.doubts:
@@ -151,8 +151,13 @@ def understand(
     )
 
 
-def _doubts_of_reading(summary: TableSummary) -> list[Doubt]:
-    sample, found = summary.sample, []
+def _doubts_of_reading(summary: TableSummary, skipped: Sequence[str]) -> list[Doubt]:
+    sample = summary.sample
+    found = [
+        Doubt(f"{name}: {each}", "skip", name)
+        for name, each in sample.unlike.items()
+        if name not in skipped
+    ]
     if sample.header_doubt is not None:
         names = ",".join(f"column_{number}" for number in range(1, len(summary.columns) + 1))
         found.append(

@@ -202,7 +202,7 @@ def leave_out_outcomes(
         array = summary.values.get(each.name)
         if array is None or each.role not in ("numeric", "categorical") or each.name in given:
             continue
-        if not _is_number(array.type) or (each.role == "categorical" and each.num_distinct > 2):
+        if not _is_number(array.type) or each.why.startswith("name of users"):
             continue
         values = np.nan_to_num(_floats(array))
         is_some = (values != 0) & is_labeled
@@ -217,7 +217,7 @@ def leave_out_outcomes(
                 "name of outcomes",
                 f"left out, because its name is usual for what is known only after {label.name}{back}",
             )
-        elif 0 < labels[is_labeled].mean() < 1:
+        elif each.role == "numeric" and 0 < labels[is_labeled].mean() < 1:
             alone = auc(values[is_labeled], labels[is_labeled])
             if max(alone, 1 - alone) > _MOSTLY:
                 findings.add(

@@ -84,7 +84,9 @@ class Understanding:
         """
         read = read_first_rows(self.data, _ROWS)
         rows = [
-            _cells(read.get(each.name, self.values.get(each.name)), each.role)
+            _cells(
+                read.get(each.name, self.values.get(each.name)), each.role, self.data.label_values
+            )
             for each in self.columns
         ]
         data = self.data
@@ -113,7 +115,7 @@ class Understanding:
         }
 
 
-def _cells(array: Any, role: str) -> list[Any]:
+def _cells(array: Any, role: str, meaning: Mapping[str, float]) -> list[Any]:
     if array is None:
         return [None] * _ROWS
     values = array.slice(0, _ROWS)
@@ -121,6 +123,8 @@ def _cells(array: Any, role: str) -> list[Any]:
         values = values.cast(pyarrow.timestamp("us"), safe=False).cast(pyarrow.int64())
         return list(values.to_pylist())
     found = values.to_pylist()
+    if role == "label" and meaning:
+        return [None if each is None else meaning.get(str(each)) for each in found]
     if role == "time":
         return [None if each is None else as_microseconds(each) for each in found]
     if role in ("number", "label", "weight"):

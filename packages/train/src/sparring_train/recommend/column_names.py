@@ -58,8 +58,11 @@ QUANTITIES = frozenset((
 def split_column_name(name: str) -> set[str]:
     """Returns the words in a column's name: ``user`` and ``id`` for userId, user_ids and userid."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-    words = {each.removesuffix("s") or each for each in re.split(r"[^a-z0-9]+", spaced)}
+    plain = set(re.split(r"[^a-z0-9]+", spaced))
+    words = plain | {each.removesuffix("s") for each in plain}
     joined = {each.removesuffix("id") for each in words if each.endswith("id") and len(each) > 4}
+    for ending in ("timestamp", "time", "date"):
+        joined |= {ending for each in words if each.endswith(ending)}
     return words | joined | ({"id"} if joined & {*USERS, *ITEMS} else set())
 
 

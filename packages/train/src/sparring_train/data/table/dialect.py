@@ -110,6 +110,10 @@ def _find(file: TableFile, given: TableData) -> Dialect:
     if delimiter != get_delimiter(file, given):
         dialect.keys["delimiter"] = delimiter
     rows = _rows(lines, delimiter)
+    if given.form is None and _are_items([" ".join(row) for row in rows[1:] if len(row) == 2]):
+        dialect.keys["form"] = "lines"
+        dialect.remarks.append("each line is read as a user and all items, in order")
+        return dialect
     dialect.first_rows = rows[:100]
     cells = [cell for row in rows for cell in row if cell]
     padded = sum(cell != cell.strip() for cell in cells)

@@ -62,6 +62,8 @@ class Sample:
     first_broken: str | None = None
     keys: dict[str, Any] = field(default_factory=dict)
     """Keys of `data` with which text files are read, except defaults."""
+    unlike: dict[str, str] = field(default_factory=dict)
+    """Column of numbers that are written unlike others → description."""
     header_doubt: str | None = None
     """Reason for which the first row may contain values."""
     date_doubt: str | None = None

@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.compute as pc
 
 from sparring_train.config.sections.table import TableData
-from sparring_train.data.table.csv_forms import get_form
+from sparring_train.data.table.csv_forms import POSITION, get_form
 from sparring_train.data.table.csv_rows import BrokenRows, CsvRows
 from sparring_train.data.table.csv_text import translate_csv_errors
 from sparring_train.data.table.csv_values import NO_NUMBER, TextStyle
@@ -39,7 +39,7 @@ _MISSING = (
     "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "(null)", "None", "NaN", "nan", "\\N", "?", "-",
     "--",
 )  # fmt: skip
-_INTEGER = r"^[+-]?[0-9]{1,20}(\.0+)?$"
+_INTEGER = r"^[+-]?[0-9]+(\.0+)?$"
 _NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
 _LEADING_ZERO = r"^[+-]?0[0-9]+$"
 _DATE = r"^\s*([0-9]{4}[./-][0-9]{1,2}[./-][0-9]{1,2}|[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{4})"
@@ -85,6 +85,8 @@ def sample_csv(path: str, files: Sequence[TableFile], given: TableData) -> Sampl
         headers = [[*dict.fromkeys(name for names in headers for name in names)]] * len(files)
     unusable = find_missing_columns(files, headers)
     names = [name for name in headers[0] if name and name not in unusable]
+    if keys.get("form") == "lines":
+        names.remove(POSITION)
     section = section.model_copy(
         update={"categorical": tuple(names), "types": dict.fromkeys(names, "string")}
     )
@@ -150,7 +152,7 @@ def _find_style(texts: Mapping[str, _Texts], given: TableData, sample: Sample) -
     style = styles[totals.index(max(totals))]
     for name in numeric:
         if shares[name][styles.index(style)] < _MOSTLY:
-            sample.unusable[name] = (
+            sample.unlike[name] = (
                 f"its numbers are not written like those of other columns, with the decimal sign "
                 f"{style.decimal!r} and {style.thousands!r} between groups of digits; write all alike"
             )

@@ -192,6 +192,9 @@ def summarize_table(path: str, given: TableData | None = None) -> TableSummary:
         )
     separators = (given.separator,) if isinstance(given.separator, str) else _SEPARATORS
     looks = [_look(name, each, separators, is_csv) for name, each in sample.values.items()]
+    for each in looks:
+        if each.separator is not None:
+            sample.values[each.name] = split_lists(sample.values[each.name], each.separator, True)
     for name, reason in sample.unusable.items():
         looks.append(ColumnSummary(name, "unknown", "left out", why="unusable", unsure=reason))
     return TableSummary(looks, sample)
