@@ -142,7 +142,11 @@ def understand(
         "seed: 1",
     ]
     columns = ["", "report:", "  columns:                # what was understood"]
-    columns += [f"    {quote_yaml_name(each.name)}: {json.dumps(_in_words(each))}" for each in rows]
+    columns += [
+        f"    {quote_yaml_name(each.name)}: {json.dumps(_in_words(each))}"
+        for each in rows
+        if each.name
+    ]
     text = "\n".join(apply_keys([*head, *lines, *columns], given.keys)) + "\n"
     # Validates the text like `sparring train` does.
     config = parse_config(text, source="the configuration of sparring init")

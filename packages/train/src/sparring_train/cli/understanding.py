@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timezone
+from datetime import datetime, timezone
 from itertools import islice
 from typing import Any
 
@@ -171,9 +171,11 @@ def describe_columns(
 def _examples(array: Any) -> Iterator[str]:
     """Yields the first distinct values."""
     seen: dict[str, None] = {}
+    if types.is_temporal(array.type):
+        array = array.cast(pyarrow.timestamp("us"), safe=False)
     for each in islice(array.drop_null(), 200):
         value = each.as_py()
-        text = value.isoformat(" ") if isinstance(value, (datetime, date)) else str(value)
+        text = str(value)
         if len(text) > _EXAMPLE_CHARACTERS:
             text = f"{text[: _EXAMPLE_CHARACTERS - 1]}…"
         seen.setdefault(text)

@@ -64,6 +64,8 @@ class Sample:
     """Keys of `data` with which text files are read, except defaults."""
     unlike: dict[str, str] = field(default_factory=dict)
     """Column of numbers that are written unlike others → description."""
+    unnamed: int | None = None
+    """Place of a column without a name."""
     header_doubt: str | None = None
     """Reason for which the first row may contain values."""
     date_doubt: str | None = None

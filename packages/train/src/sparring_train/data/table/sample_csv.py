@@ -108,6 +108,7 @@ def sample_csv(path: str, files: Sequence[TableFile], given: TableData) -> Sampl
     sample.unsure += dialect.remarks
     if any("" in header for header in headers):
         sample.unsure.append("a column has no name: it is left out")
+        sample.unnamed = headers[0].index("") if "" in headers[0] else None
     sample.num_broken = sum(each.num_broken for each in parts)
     sample.first_broken = next((each.first_broken for each in parts if each.first_broken), None)
     texts = {

@@ -197,6 +197,8 @@ def summarize_table(path: str, given: TableData | None = None) -> TableSummary:
             sample.values[each.name] = split_lists(sample.values[each.name], each.separator, True)
     for name, reason in sample.unusable.items():
         looks.append(ColumnSummary(name, "unknown", "left out", why="unusable", unsure=reason))
+    if sample.unnamed is not None:
+        looks.insert(sample.unnamed, ColumnSummary("", "unknown", "left out", why="no name"))
     return TableSummary(looks, sample)
 
 
@@ -257,6 +259,9 @@ def _summarize_text(
             continue
         parts = split_lists(values, separator, True).flatten()
         num_parts = len(pc.unique(parts))
+        once = split_lists(pc.unique(values), separator, True).flatten()
+        if separator != "json" and len(pc.unique(once)) == len(once):
+            continue  # each part belongs to one text: "Left | right"
         # Titles contain spaces and commas, too, but nearly as many words as there are titles.
         if separator not in " ," or 2 * num_parts < found.num_distinct:
             found.is_list, found.separator = True, separator
