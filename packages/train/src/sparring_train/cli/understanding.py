@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparring_train.config.sections.table import TableData
+from sparring_train.data.table.csv_values import TextStyle
 from sparring_train.data.table.dataset import read_first_rows
 
 __all__ = ["ColumnRow", "Understanding", "describe_columns"]
@@ -119,6 +120,8 @@ def _cells(array: Any, role: str, meaning: Mapping[str, float]) -> list[Any]:
     if array is None:
         return [None] * _ROWS
     values = array.slice(0, _ROWS)
+    if role == "time" and types.is_string(values.type):
+        values = TextStyle().cast_times(values)
     if types.is_temporal(values.type):
         values = values.cast(pyarrow.timestamp("us"), safe=False).cast(pyarrow.int64())
         return list(values.to_pylist())

@@ -97,7 +97,7 @@ class ColumnSettings(DataSection):
     def id_types(self) -> Mapping[str, IdType]:
         """Column of `categorical` → its type, where it is specified."""
 
-    def find_separator(self, column: str) -> str | None:  # noqa: ARG002
+    def find_separator(self, column: str) -> str | None:
         """Returns the separator of the lists in a column of texts; None: the column has no such lists."""
         return None
 

@@ -31,7 +31,6 @@ from sparring_train.data.table.csv_text import (
     open_text,
     parse_rows,
     read_header,
-    translate_csv_errors,
 )
 from sparring_train.data.table.csv_values import (
     NO_NUMBER,
@@ -41,10 +40,10 @@ from sparring_train.data.table.csv_values import (
     are_integers,
     convert_texts,
     is_number,
-    split_lists,
 )
 from sparring_train.data.table.decode import BadValue, RawRows, make_bad_row_error
 from sparring_train.data.table.files import TableFile
+from sparring_train.data.table.text_lists import split_lists
 
 __all__ = ["BrokenRows", "CsvRows"]
 
@@ -234,6 +233,8 @@ class CsvRows:
     def _trimmed(self, block: Any) -> Any:
         """Removes spaces around values."""
         missing = pyarrow.array(["", *self.data.missing_values])
+        if not self.columns:
+            return block
         values = map(pc.utf8_trim_whitespace, block.columns)
         arrays = [pc.if_else(pc.is_in(each, missing), None, each) for each in values]
         return pyarrow.RecordBatch.from_arrays(arrays, names=block.schema.names)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,7 +24,6 @@ __all__ = [
     "are_integers",
     "convert_texts",
     "is_number",
-    "split_lists",
     "with_points",
     "without_utc",
 ]
@@ -36,7 +33,7 @@ Decimal = Literal[".", ","]
 
 NO_NUMBER = pyarrow.array(csv.ConvertOptions().null_values)
 """Texts in columns of numbers that mean a missing value: `NA`, `NULL`, `nan` and others."""
-_INTEGER = r"([+-]?[0-9]{1,20})(\.0+)?"
+_INTEGER = r"([+-]?[0-9]{1,20})([.,]0{1,2}|\.0+)?"
 """Includes integers with a fraction of zero, which pandas writes for columns of ids with nulls."""
 _GROUPED = r"^\s*[+-]?[0-9]{1,3}(\.[0-9]{3})+(,[0-9]*)?\s*$"
 _UTC = r"^(.*[0-9])(?:Z|[+-]00:?00)$"
@@ -122,45 +119,6 @@ class TextStyle:
         return pc.if_else(earlier, pc.subtract(times, _HALF_DAY), times)
 
 
-def split_lists(array: Any, separator: str, is_trimmed: bool) -> Any:
-    """Splits texts into an Arrow array of lists of texts.
-
-    Args:
-        array: Arrow array of strings.
-        separator: text between elements; ``json`` for lists in brackets, as JSON and Python write them.
-        is_trimmed: whether spaces around elements, and empty elements, are removed.
-    """
-    if separator == "json":
-        encoded = array.dictionary_encode()
-        words = [_parse_list(each) for each in encoded.dictionary.to_pylist()]
-        lists = pyarrow.array(words, pyarrow.list_(pyarrow.string()))
-        return lists.take(encoded.indices)
-    lists = pc.split_pattern(array, separator)
-    if not is_trimmed:
-        return lists
-    offsets = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False).cumsum()
-    parts = pc.utf8_trim_whitespace(lists.flatten())
-    parts = pc.if_else(pc.equal(parts, "[]"), "", parts)
-    return pyarrow.ListArray.from_arrays(
-        pyarrow.array([0, *offsets.tolist()], pyarrow.int32()), parts
-    )
-
-
-def _parse_list(text: str) -> list[str]:
-    text = text.strip()
-    try:
-        found = json.loads(text, parse_int=str, parse_float=str)
-    except ValueError:
-        try:
-            found = ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            # Elements without quotes: [a, b]
-            found = [each.strip() for each in text.strip("[](){}").split(",") if each.strip()]
-    if not isinstance(found, (list, tuple, set)):
-        found = [found]
-    return [str(each).strip() for each in found if each is not None]
-
-
 def convert_texts(
     array: Any, kind: Kind, name: str, style: TextStyle, bad: list[BadValue], rows: Any = None
 ) -> Any:
@@ -185,7 +143,7 @@ def convert_texts(
     except pyarrow.ArrowInvalid:
         array = pc.if_else(pc.is_in(array, NO_NUMBER), None, array)
         if kind in ("integer", "unsigned"):
-            whole = f"^{_integer(style.decimal)}$"
+            whole = rf"^{_INTEGER}$"
             array = pc.replace_substring_regex(array, whole, r"\1")
     try:
         return cast(array)
@@ -229,15 +187,11 @@ def without_utc(array: Any) -> Any:
 
 def are_integers(texts: Sequence[str], decimal: Decimal) -> bool:
     """Returns whether there is at least one text and all are integers of 64 bits."""
-    pattern = re.compile(_integer(decimal))
+    pattern = re.compile(_INTEGER)
     found = [pattern.fullmatch(each) for each in texts]
     return bool(found) and all(
         each is not None and -(2**63) <= int(each[1]) < 2**63 for each in found
     )
-
-
-def _integer(decimal: Decimal) -> str:
-    return _INTEGER if decimal == "." else _INTEGER.replace(r"\.", ",")
 
 
 def is_number(text: str, decimal: Decimal) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pyarrow import types
+
 from sparring.errors import DataError
 from sparring_train.columns import ColumnBatch
 from sparring_train.config.sections.table import HistoryConfig, TableData
@@ -20,6 +22,7 @@ from sparring_train.data.table.parquet_dataset import ParquetDataset
 from sparring_train.data.table.parquet_rows import ParquetRows
 from sparring_train.data.table.row_groups import TableRows
 from sparring_train.data.table.strings import make_string_writer
+from sparring_train.data.table.text_lists import split_lists
 
 __all__ = ["open_table", "pin_table", "read_first_rows", "read_table"]
 
@@ -122,7 +125,16 @@ def read_first_rows(data: TableData, count: int) -> dict[str, Any]:
         rows = next(iter(table.read(table.groups, columns, count)))
     else:
         rows = next(iter(CsvRows(files, data, columns).read(columns)))
-    return {name: array.slice(0, count) for name, array in rows.columns.items()}
+    found = {name: array.slice(0, count) for name, array in rows.columns.items()}
+    found = {
+        name: each.dictionary_decode() if types.is_dictionary(each.type) else each
+        for name, each in found.items()
+    }
+    for name in data.lists:
+        separator = data.find_separator(name)
+        if separator is not None and types.is_string(found[name].type):
+            found[name] = split_lists(found[name], separator, True)
+    return found
 
 
 def _with_history_as_column(data: TableData, history: HistoryConfig) -> TableData:

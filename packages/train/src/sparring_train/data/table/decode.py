@@ -18,6 +18,7 @@ from sparring_train.columns import Column, ColumnBatch, Feature, Label
 from sparring_train.config.sections.columns import ColumnSettings
 from sparring_train.config.sections.table import TableData
 from sparring_train.data.table.hexadecimal import HEXADECIMAL, parse_hexadecimal
+from sparring_train.data.table.text_lists import split_lists
 from sparring_train.data.whole_numbers import EXPECTED_ID, find_whole_numbers
 
 __all__ = [
@@ -209,6 +210,9 @@ class Decoder:
     # -- ids ------------------------------------------------------------------------------
 
     def _column(self, array: Any, feature: Feature, problems: _Problems) -> Column:
+        separator = self._data.find_separator(feature.name)
+        if feature.is_list and separator is not None and not types.is_nested(array.type):
+            array = split_lists(array.cast(pyarrow.string()), separator, True)
         is_list = types.is_list(array.type) or types.is_large_list(array.type)
         if feature.is_list and types.is_null(array.type):
             return Column(np.empty(0, np.int64), np.zeros(len(array), np.int64))

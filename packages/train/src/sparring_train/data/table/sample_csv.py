@@ -41,6 +41,8 @@ _MISSING = (
 )  # fmt: skip
 _INTEGER = r"^[+-]?[0-9]+(\.0+)?$"
 _NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
+_WRITTEN_AS_FLOAT = r"^[+-]?[0-9]+[.,]0{1,2}$"
+"""Integers as pandas writes them in columns with missing values, whatever the decimal sign."""
 _LEADING_ZERO = r"^[+-]?0[0-9]+$"
 _DATE = r"^\s*([0-9]{4}[./-][0-9]{1,2}[./-][0-9]{1,2}|[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{4})"
 _TIME = (
@@ -307,7 +309,9 @@ class _Texts:
 
     def numbers(self, style: TextStyle) -> Bools:
         """Returns a mask of the texts that are numbers."""
-        return self.matches(_NUMBER, style.plain_numbers(self.words))
+        return self.matches(_NUMBER, style.plain_numbers(self.words)) | self.matches(
+            _WRITTEN_AS_FLOAT
+        )
 
     def typed(self, style: TextStyle) -> tuple[Any, Bools | None]:
         """Converts texts to the kind that most of them have; also returns a mask of the other rows."""
@@ -316,14 +320,25 @@ class _Texts:
             return self.array(), None
         plain, lower = style.plain_numbers(words), pc.utf8_lower(words)
         is_boolean = pc.is_in(lower, pyarrow.array(["true", "false"])).to_numpy(False)
-        is_number, is_integer = self.matches(_NUMBER, plain), self.matches(_INTEGER, plain)
+        is_float = self.matches(_WRITTEN_AS_FLOAT)
+        is_number, is_integer = (
+            self.matches(each, plain) | is_float for each in (_NUMBER, _INTEGER)
+        )
         if self.share(is_number, given) > self.share(is_integer, given):
             is_integer &= False
         if (self.matches(_LEADING_ZERO) & given).any() and self.share(is_integer, given) >= _MOSTLY:
             return self.array(), None
         for kind, chosen, source in (
             ("bool", is_boolean, lower),
-            ("integer", is_integer, pc.replace_substring_regex(plain, r"\.0+$", "")),
+            (
+                "integer",
+                is_integer,
+                pc.if_else(
+                    pyarrow.array(is_float),
+                    pc.replace_substring_regex(words, r"[.,]0+$", ""),
+                    pc.replace_substring_regex(plain, r"\.0+$", ""),
+                ),
+            ),
             ("number", is_number, plain),
             ("time", self.matches(_TIME), words),
         ):

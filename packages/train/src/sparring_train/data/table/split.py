@@ -16,6 +16,7 @@ from pyarrow import types
 from sparring.errors import DataError
 from sparring_train.config.sections.table import SplitConfig, TableData, ValidationConfig
 from sparring_train.data.split import Part, seed_of_file, uniform_of_keys, uniform_of_rows
+from sparring_train.data.table.csv_values import TextStyle
 from sparring_train.data.table.decode import Decoder, RawRows, select_columns
 
 __all__ = ["Split", "make_split", "parse_times"]
@@ -274,7 +275,9 @@ def parse_times(rows: RawRows, name: str) -> npt.NDArray[Any]:
         elif types.is_floating(kind):
             array = array.cast(pyarrow.float64())
         else:
-            array = array.cast(pyarrow.timestamp("us")).cast(pyarrow.int64())
+            if not types.is_temporal(kind):
+                array = TextStyle().cast_times(array.cast(pyarrow.string()))
+            array = array.cast(pyarrow.timestamp("us"), safe=False).cast(pyarrow.int64())
     except pyarrow.ArrowException as error:
         raise DataError(
             f"{rows.file}, column {name!r}: found {kind}, expected times or numbers: {error}; convert "

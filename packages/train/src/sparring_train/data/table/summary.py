@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,10 +14,11 @@ from pyarrow import types
 
 from sparring.errors import DataError
 from sparring_train.config.sections.table import TableData
-from sparring_train.data.table.csv_values import are_integers, split_lists
+from sparring_train.data.table.csv_values import TextStyle, are_integers
 from sparring_train.data.table.files import find_files
 from sparring_train.data.table.sample import Sample, sample_parquet
 from sparring_train.data.table.sample_csv import sample_csv
+from sparring_train.data.table.text_lists import split_lists
 from sparring_train.recommend.column_names import (
     ITEMS,
     LABELS,
@@ -48,6 +50,7 @@ _FIRST_ROWS = 1000
 """Number of CSV rows from which training determines whether ids are integers."""
 _MOSTLY = 0.95
 """Minimum share of the texts in a column that must match a format."""
+_ISO_DATE = r"^\s*[0-9]{4}-[0-9]{2}-[0-9]{2}([ T]|$)"
 _DATE = r"^\s*[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}([ T][0-9:.]+( ?[AaPp][Mm])?)?\s*$"
 
 
@@ -186,12 +189,14 @@ def summarize_table(path: str, given: TableData | None = None) -> TableSummary:
     files = find_files(path, given.form)
     is_csv = files[0].format == "csv"
     sample = sample_csv(path, files, given) if is_csv else sample_parquet(files)
+    if not is_csv:
+        _read_times(sample)
     if not sample.num_sampled:
         raise DataError(
             f"reading {path}: found no row, expected examples; choose other files", path=path
         )
     separators = (given.separator,) if isinstance(given.separator, str) else _SEPARATORS
-    looks = [_look(name, each, separators, is_csv) for name, each in sample.values.items()]
+    looks = [_look(name, each, separators) for name, each in sample.values.items()]
     for each in looks:
         if each.separator is not None:
             sample.values[each.name] = split_lists(sample.values[each.name], each.separator, True)
@@ -202,7 +207,18 @@ def summarize_table(path: str, given: TableData | None = None) -> TableSummary:
     return TableSummary(looks, sample)
 
 
-def _look(name: str, array: Any, separators: Sequence[str], is_csv: bool) -> ColumnSummary:
+def _read_times(sample: Sample) -> None:
+    """Converts texts in Parquet files that are times."""
+    for name, array in sample.values.items():
+        if is_text(array.type) and not types.is_list(array.type):
+            texts = array.cast(pyarrow.string())
+            share = pc.mean(pc.match_substring_regex(texts, _ISO_DATE)).as_py() or 0
+            if share == 1:
+                with suppress(pyarrow.ArrowInvalid):
+                    sample.values[name] = TextStyle().cast_times(texts)
+
+
+def _look(name: str, array: Any, separators: Sequence[str]) -> ColumnSummary:
     kind = array.type
     found = ColumnSummary(name, str(kind), "left out", num_missing=array.null_count)
     words = split_column_name(name)
@@ -214,7 +230,7 @@ def _look(name: str, array: Any, separators: Sequence[str], is_csv: bool) -> Col
         if not is_id:
             found.leave_out("lists of neither ids", "a list of neither strings nor whole numbers")
     elif is_text(kind):
-        _summarize_text(found, array, words, separators if is_csv else ())
+        _summarize_text(found, array, words, separators)
     elif types.is_temporal(kind):
         found.role, found.why = "time", "times"
         _count(found, array)
