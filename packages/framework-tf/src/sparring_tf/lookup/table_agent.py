@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +15,20 @@ from sparring.errors import InvalidArgumentError
 from sparring_tf.lookup.lookup_numbers import LookupNumber
 from sparring_tf.lookup.row_versions import RowVersion, VersionedWeight, get_version, record_change
 
-__all__ = ["TableAgent"]
+__all__ = ["TableAgent", "find_anchors"]
+
+_agents: weakref.WeakKeyDictionary[StepContainer, weakref.WeakValueDictionary[int, TableAgent]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Agents that have joined a container, in this order."""
+_numbers = itertools.count()
+
+
+def find_anchors(container: StepContainer) -> list[Any]:
+    """Returns the anchors of all layers whose tables are in `container`."""
+    joined = list(_agents[container].values()) if container in _agents else []
+    agents = [each for each in joined if each.is_in(container)]
+    return [anchor for each in agents for anchor in each.anchors.values()]
 
 
 class TableAgent(TableGroup):
@@ -44,6 +59,17 @@ class TableAgent(TableGroup):
         self.anchors: dict[str, Any] = {}
         """Table name → the weight that receives the gradients of its rows."""
         super().__init__(declarations, container)
+
+    def join(self, container: StepContainer) -> None:
+        """See `TableGroup.join`."""
+        if self.is_in(container):
+            return
+        super().join(container)
+        _agents.setdefault(container, weakref.WeakValueDictionary())[next(_numbers)] = self
+
+    def is_in(self, container: StepContainer) -> bool:
+        """Whether `container` contains the tables."""
+        return self._container is container
 
     def _on_joined(self, declarations: Sequence[TableDeclaration]) -> None:
         self._is_shown = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,12 +18,22 @@ from sparring.adapter import (
 )
 from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_tf.lookup.table_agent import TableAgent
+from sparring_tf.lookup.table_agent import TableAgent, find_anchors
 from sparring_tf.optim.dense_ranks import average_gradients, broadcast
 from sparring_tf.optim.fused_updater import FusedUpdater
 from sparring_tf.optim.keras_shadow import check_row_by_row
 from sparring_tf.optim.loss_scaling import adopt_scaler
 from sparring_tf.optim.native_updater import NativeUpdater
+from sparring_tf.optim.optimizer_arguments import (
+    check_known,
+    check_missing,
+    copy_optimizer,
+    find_agents,
+    rate_of,
+    validate_accumulation_steps,
+    validate_dense,
+    validate_slices,
+)
 from sparring_tf.optim.planned_job import create_planned_container
 from sparring_tf.optim.row_updates import RowUpdates, Updater
 from sparring_tf.saving.anchors import trained_table
@@ -130,19 +139,19 @@ class Optimizer(keras.optimizers.Optimizer):
         elif learning_rate is None:
             learning_rate = 0.01
         # Keras accepts a schedule or a number.
-        super().__init__(learning_rate=_rate_of(sparse) if is_native else learning_rate, name=name)
+        super().__init__(learning_rate=rate_of(sparse) if is_native else learning_rate, name=name)
         self._sparse, self._hyperparameters = sparse, dict(hyperparameters)
         self._by_table = {table: dict(own) for table, own in (tables or {}).items()}
         self._policy, self._update, self._plan = non_finite_gradients, update, plan
-        self._num_parts = _validate_accumulation_steps(gradient_accumulation_steps)
+        self._num_parts = validate_accumulation_steps(gradient_accumulation_steps)
         self._follows = dense is None and is_native
-        self.dense = _copy(sparse) if self._follows else _validate_dense(dense)
+        self.dense = copy_optimizer(sparse) if self._follows else validate_dense(dense)
         if self.dense is not None and self._num_parts > 1:
             self.dense.gradient_accumulation_steps = self._num_parts
         self._rows: RowUpdates | None = None
         self._has_other_scaler = False
         if layers is not None:
-            self._join(_agents_of(layers))
+            self._join(find_agents(layers))
 
     @classmethod
     def from_method(cls, layers: Any, method: str, native: Any, **options: Any) -> Optimizer:
@@ -156,7 +165,9 @@ class Optimizer(keras.optimizers.Optimizer):
             native: a Keras optimizer.
             **options: options of the constructor.
         """
-        made = cls(layers, method, dense=_copy(native), learning_rate=_rate_of(native), **options)
+        made = cls(
+            layers, method, dense=copy_optimizer(native), learning_rate=rate_of(native), **options
+        )
         made._follows = True
         return made
 
@@ -227,18 +238,13 @@ class Optimizer(keras.optimizers.Optimizer):
                 "sparring_tf.LossScaleOptimizer"
             )
         if self.built:
+            indices = self._trainable_variables_indices
+            check_known(variables, self.container, lambda each: self._var_key(each) in indices)
             return
-        anchors = list(filter(None, map(trained_table, variables)))
         if self._rows is None:
+            anchors = list(filter(None, map(trained_table, variables)))
             self._join(list({id(each.agent): each.agent for each in anchors}.values()))
-        known = self.container.tables
-        for trained in anchors:
-            if trained.agent.container is not self.container or trained.name not in known:
-                raise InvalidArgumentError(
-                    f"table {trained.name!r} is trained, but this Optimizer was created without its "
-                    "layer; give it all layers with tables",
-                    table=trained.name,
-                )
+        check_known(variables, self.container, lambda _: True)
         ordinary = [each for each in variables if trained_table(each) is None]
         if ordinary and self.dense is None:
             raise InvalidArgumentError(
@@ -304,7 +310,7 @@ class Optimizer(keras.optimizers.Optimizer):
 
         Raises:
             InvalidArgumentError: a gradient of an anchor is not `tf.IndexedSlices`, the numbers of
-                gradients and variables differ, or all gradients are None.
+                gradients and variables differ, all gradients are None, or a variable is unknown.
             NonFiniteGradientError: a gradient of a row contains NaN or infinity, and the policy is
                 ``raise``. In a graph, TensorFlow raises its own error with the same text.
         """
@@ -323,7 +329,7 @@ class Optimizer(keras.optimizers.Optimizer):
                 f"apply: found {len(gradients)} gradients for {len(variables)} variables; pass one per "
                 "variable, or None for a variable without a gradient"
             )
-        _check_missing(gradients, variables)
+        check_missing(gradients, variables)
         tables, slices, dense = [], [], []
         for gradient, variable in zip(gradients, variables, strict=True):
             trained = trained_table(variable)
@@ -331,9 +337,10 @@ class Optimizer(keras.optimizers.Optimizer):
                 dense.append((gradient, variable))
             elif gradient is not None:
                 tables.append(trained.name)
-                slices.append(_validate_slices(gradient, trained.name))
+                slices.append(validate_slices(gradient, trained.name))
         dense = average_gradients(dense, self.container.collective, self.container.quiesce)
-        anchors = [each for each in self._trainable_variables if trained_table(each) is not None]
+        # Includes layers that are frozen, which may be trained later, and other layers of a table.
+        anchors = [] if tf.executing_eagerly() else find_anchors(self.container)
         rate = self._get_current_learning_rate()
         is_taken = self._known_rows().step(tables, slices, anchors, rate, self._iterations.value)
         with tf.control_dependencies([] if tf.executing_eagerly() else [is_taken]):
@@ -402,84 +409,3 @@ class Optimizer(keras.optimizers.Optimizer):
         if isinstance(rate, dict):
             config["learning_rate"] = keras.optimizers.schedules.deserialize(rate)
         return cls(None, config.pop("sparse"), **config)
-
-
-def _rate_of(native: Any) -> Any:
-    """Returns the number or schedule that an optimizer was created with."""
-    rate = native._learning_rate
-    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        return rate
-    return float(keras.ops.convert_to_numpy(rate))
-
-
-def _copy(native: Any) -> Any:
-    config = {**native.get_config(), "learning_rate": float(native.learning_rate)}
-    return type(native).from_config(config)
-
-
-def _validate_dense(given: Any) -> Any:
-    if given is None or isinstance(given, keras.optimizers.Optimizer):
-        return given
-    raise InvalidArgumentError(
-        "Optimizer: dense must be a Keras optimizer, such as keras.optimizers.Adam(1e-3), or None; "
-        f"found {given!r}"
-    )
-
-
-def _validate_accumulation_steps(given: int | None) -> int:
-    if given is None:
-        return 1
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise InvalidArgumentError(
-            f"Optimizer: gradient_accumulation_steps must be a positive integer, found {given!r}"
-        )
-    return given
-
-
-def _check_missing(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Rejects a step without any gradient, and warns about variables without one, as Keras does."""
-    given = [*zip(gradients, variables, strict=True)]
-    missing = [variable for gradient, variable in given if gradient is None]
-    if len(missing) == len(given):
-        raise InvalidArgumentError(
-            "apply: no variable has a gradient, so the step would change nothing; compute the loss from "
-            "the model's outputs inside the tape, and pass a loss to compile"
-        )
-    if any(gradient is not None and trained_table(each) is None for gradient, each in given):
-        # The optimizer of ordinary variables warns about these.
-        missing = [each for each in missing if trained_table(each) is not None]
-    if missing:
-        names = ", ".join(each.path for each in missing)
-        warnings.warn(
-            f"apply: found no gradients for {names}, which remain unchanged; if they should be trained, "
-            "call their layers inside the tape, and compute the loss from the outputs",
-            stacklevel=3,
-        )
-
-
-def _validate_slices(gradient: Any, table: str) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    raise InvalidArgumentError(
-        f"apply: the gradient of table {table!r} must be tf.IndexedSlices, as returned by a tape, found "
-        f"{type(gradient).__name__}; do not convert it to a dense tensor, leave the table's anchor out "
-        "of penalties, and combine gradients of several batches with "
-        "gradient_accumulation_steps=…",
-        table=table,
-    )
-
-
-def _agents_of(layers: Any) -> list[TableAgent]:
-    roots = list(layers) if isinstance(layers, (list, tuple)) else [layers]
-    agents: dict[int, TableAgent] = {}
-    for root in roots:
-        if not isinstance(root, keras.layers.Layer):
-            raise InvalidArgumentError(
-                f"Optimizer takes models and layers with tables, found {type(root).__name__}; pass the "
-                "model"
-            )
-        for weight in root.weights:
-            trained = trained_table(weight)
-            if trained is not None:
-                agents.setdefault(id(trained.agent), trained.agent)
-    return list(agents.values())

@@ -57,7 +57,7 @@ class RowUpdates:
         Args:
             tables: table of each gradient.
             gradients: one `tf.IndexedSlices` per table.
-            anchors: anchors of all tables that the model reads. They order lookups and steps.
+            anchors: anchors of all layers in the container, in a graph. They order lookups and steps.
             rate: learning rate, a scalar.
             iterations: number of steps before this one, a scalar.
 
