@@ -99,6 +99,7 @@ class TableLayer(keras.layers.Layer):
         """
         self.agent.check_versions()
         for i, table in enumerate(self.agent.table_names):
+            self.agent.warn_about_unfinished_step(table)
             save_rows(self.agent.container, table, store, i)
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:

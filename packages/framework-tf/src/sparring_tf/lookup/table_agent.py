@@ -139,7 +139,19 @@ class TableAgent(TableGroup):
     def on_rows_replaced(self, table: str) -> None:
         """Records that rows were loaded that match the current dense weights."""
         record_change(self.container, [table])
+        # Of calls before the load.
+        self.container.resources.drop(table)
         self.accept_rows([table])
+
+    def warn_about_unfinished_step(self, table: str) -> None:
+        """Warns, before rows are saved, that gradients of an unfinished step are not saved."""
+        if self.container.resources.has_gradient(table):
+            warnings.warn(
+                f"save of table {table!r}: it is between calls of a step with "
+                "gradient_accumulation_steps, whose gradients of rows are not saved; after loading, this "
+                "step starts again. Save after a multiple of gradient_accumulation_steps calls",
+                stacklevel=3,
+            )
 
     def accept_rows(self, tables: Sequence[str]) -> None:
         """Allows lookups in `tables`, because their rows match the dense weights."""

@@ -19,6 +19,7 @@ from sparring.adapter import (
 from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.lookup.table_agent import TableAgent, find_anchors
+from sparring_tf.optim.dense_parts import start_again_unless
 from sparring_tf.optim.dense_ranks import average_gradients, broadcast
 from sparring_tf.optim.fused_updater import FusedUpdater
 from sparring_tf.optim.keras_shadow import check_row_by_row
@@ -29,6 +30,7 @@ from sparring_tf.optim.optimizer_arguments import (
     check_missing,
     copy_optimizer,
     find_agents,
+    is_schedule,
     rate_of,
     validate_accumulation_steps,
     validate_dense,
@@ -342,14 +344,27 @@ class Optimizer(keras.optimizers.Optimizer):
         # Includes layers that are frozen, which may be trained later, and other layers of a table.
         anchors = [] if tf.executing_eagerly() else find_anchors(self.container)
         rate = self._get_current_learning_rate()
-        is_taken = self._known_rows().step(tables, slices, anchors, rate, self._iterations.value)
-        with tf.control_dependencies([] if tf.executing_eagerly() else [is_taken]):
+        is_parted = self._num_parts > 1 and self.dense is not None and self.dense.built
+        dense_calls = self.dense._iterations.value if is_parted else -1
+        count = self._known_rows().step(
+            tables, slices, anchors, rate, self._iterations.value, dense_calls
+        )
+        with tf.control_dependencies([] if tf.executing_eagerly() else [count]):
+            if is_parted:
+                dense = start_again_unless(self.dense, count - 1, dense)
             if any(gradient is not None for gradient, _ in dense):
                 if self._follows:
                     # Converted, because Keras would track a variable as part of the other optimizer.
                     self.dense.learning_rate = tf.convert_to_tensor(rate)
                 self.dense.apply(*map(list, zip(*dense, strict=True)))
+            is_taken = count == self._num_parts
             self._iterations.assign_add(tf.cast(is_taken, self._iterations.dtype))
+
+    def _get_current_learning_rate(self) -> Any:
+        if self._num_parts == 1 or not is_schedule(self._learning_rate):
+            return super()._get_current_learning_rate()
+        # As in Keras, a schedule counts calls, and a step has the rate of its last call.
+        return self._learning_rate((self._iterations + 1) * self._num_parts - 1)
 
     @property
     def variables(self) -> list[Any]:
@@ -374,7 +389,7 @@ class Optimizer(keras.optimizers.Optimizer):
         is_native = isinstance(self._sparse, keras.optimizers.Optimizer)
         serialize = keras.optimizers.serialize
         rate = self._learning_rate
-        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        if is_schedule(rate):
             rate = keras.optimizers.schedules.serialize(rate)
         else:
             rate = float(keras.ops.convert_to_numpy(rate))

@@ -23,13 +23,19 @@ __all__ = [
     "check_missing",
     "validate_slices",
     "find_agents",
+    "is_schedule",
 ]
+
+
+def is_schedule(rate: Any) -> bool:
+    """Returns whether a learning rate is a schedule of Keras."""
+    return isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
 
 
 def rate_of(native: Any) -> Any:
     """Returns the number or schedule that an optimizer was created with."""
     rate = native._learning_rate
-    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+    if is_schedule(rate):
         return rate
     return float(keras.ops.convert_to_numpy(rate))
 

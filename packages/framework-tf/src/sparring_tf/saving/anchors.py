@@ -150,6 +150,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         trained = self.sparring_table
         container, table = trained.agent.container, trained.name
         trained.agent.check_versions()
+        trained.agent.warn_about_unfinished_step(table)
         check_ranks(container, table, "checkpoint", "save a snapshot: container.save(url)")
         if saved_rows.num_row_bytes(container, table) <= saved_rows.MAX_BYTES:
             return gather_rows(container, table)
