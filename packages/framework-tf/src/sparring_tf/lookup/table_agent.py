@@ -7,13 +7,19 @@ import secrets
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from sparring import StepContainer
 from sparring.adapter import TableDeclaration, TableGroup
 from sparring.errors import InvalidArgumentError
 from sparring_tf.lookup.lookup_numbers import LookupNumber
-from sparring_tf.lookup.row_versions import RowVersion, VersionedWeight, get_version, record_change
+from sparring_tf.lookup.row_versions import (
+    COMPUTED,
+    RowVersion,
+    VersionedWeight,
+    get_version,
+    record_change,
+)
 
 __all__ = ["TableAgent", "find_anchors"]
 
@@ -96,16 +102,23 @@ class TableAgent(TableGroup):
 
     def with_version(self, table: str, values: Any) -> VersionedWeight:
         """Returns the value of a table's anchor with the version of its rows."""
-        return VersionedWeight.of(values, self._version(table), self._owner)
+        return VersionedWeight.of(values, self._version(table), self._owner_of(table))
 
     def on_weights_set(self, table: str, values: Any) -> None:
         """Compares weights that Keras sets with the rows. Later lookups fail if the weights are older.
 
         A value of another layer's anchor does not change the rows and causes a warning.
+
+        Raises:
+            InvalidArgumentError: the value is a result of arithmetic.
         """
         wanted, current = getattr(values, "version", None), self._version(table)
-        if wanted is None or getattr(values, "owner", "") != self._owner:
-            if wanted is None or wanted.number or current.number:
+        if wanted == COMPUTED:
+            self.reject_values(table, "a result of arithmetic with get_weights")
+        owner, own = getattr(values, "owner", ""), self._owner_of(table)
+        if wanted is None or owner != own:
+            has_equal_rows = owner.partition("/")[2] == own.partition("/")[2]
+            if wanted is None or wanted.number or current.number or not has_equal_rows:
                 warnings.warn(
                     f"set_weights: get_weights does not contain rows, so the rows of table {table!r} "
                     "are unchanged; to copy a model with its rows, use model.save_weights("
@@ -126,6 +139,21 @@ class TableAgent(TableGroup):
         )
         for each in self.numbers:
             each.publication.refuse(self._refusals[table])
+
+    def reject_values(self, table: str, found: str) -> NoReturn:
+        """Rejects a value from which it is not known which rows belong to it.
+
+        Raises:
+            InvalidArgumentError: always.
+        """
+        raise InvalidArgumentError(
+            f"assign: found {found} for the anchor of table {table!r}, which has no elements, so rows "
+            "do not change. Assign only variables for which sparring_tf.trained_table is None. To "
+            f"change rows, as of a target network, call optimizer.container.assign({table!r}, ids, rows) "
+            f"for the ids in container.storage({table!r}).scan(); to return to an earlier step, load a "
+            "file of that step with model.load_weights",
+            table=table,
+        )
 
     def check_versions(self) -> None:
         """Raises an error while the dense weights are older than the rows.
@@ -158,6 +186,11 @@ class TableAgent(TableGroup):
         refused = [self._refusals.pop(table, None) for table in tables]
         if any(refused) and not self._refusals:
             self._show()
+
+    def _owner_of(self, table: str) -> str:
+        """Returns ``token/what initial rows depend on``."""
+        (own,) = (each.table for each in self.declarations if each.table.name == table)
+        return f"{self._owner}/{table} {own.dim} {own.dtype} {own.seed} {own.initializer!r}"
 
     def _version(self, table: str) -> RowVersion:
         # Reading the container would create one.

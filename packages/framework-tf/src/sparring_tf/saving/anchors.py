@@ -124,10 +124,17 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         return trained.agent.with_version(trained.name, super().numpy())
 
     def assign(self, value: Any) -> Any:
-        """Compares the version of a result of `numpy` with the rows. Called by `set_weights`."""
+        """Compares the version of a result of `numpy` with the rows. Called by `set_weights`.
+
+        Raises:
+            InvalidArgumentError: the value is a tensor or another result of arithmetic, which is not
+                connected to any rows.
+        """
+        trained = self.sparring_table
+        if not isinstance(value, np.ndarray):
+            trained.agent.reject_values(trained.name, f"a value of class {type(value).__name__}")
         assigned = super().assign(value)
-        if isinstance(value, np.ndarray):
-            self.sparring_table.agent.on_weights_set(self.sparring_table.name, value)
+        trained.agent.on_weights_set(trained.name, value)
         return assigned
 
     # TensorFlow's protocol for the contents of a checkpoint.
