@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -12,10 +13,14 @@ import tensorflow as tf
 
 from sparring import StepContainer
 from sparring.adapter import key_gradients
+from sparring.errors import InvalidArgumentError
 from sparring_tf.lookup.exchanged_lookup import run_in_order
 from sparring_tf.lookup.row_versions import record_change
 
 __all__ = ["Updater", "RowUpdates"]
+
+_last: weakref.WeakKeyDictionary[StepContainer, dict[str, object]] = weakref.WeakKeyDictionary()
+"""Table → token of the optimizer that trained its rows last."""
 
 
 class Updater(Protocol):
@@ -44,6 +49,8 @@ class RowUpdates:
         self._num_parts = num_parts
         self._num_taken = 0
         self._changing: set[str] = set()
+        self._token = object()
+        self._trained: set[str] = set()
         self._kept: set[str] = set()
         """Tables with gradients of earlier calls of this step."""
 
@@ -114,6 +121,23 @@ class RowUpdates:
         )
         self._drop()
 
+    def _check_last(self, tables: Sequence[str]) -> None:
+        """Rejects two optimizers that alternate: both would write the same optimizer state in rows.
+
+        An optimizer that has not trained a table may continue the state of another one.
+        """
+        last = _last.get(self.container, {})
+        for table in tables:
+            is_continued = table not in self._trained or last[table] is self._token
+            if not is_continued and self.container.tables[table].state_width:
+                raise InvalidArgumentError(
+                    f"apply: another Optimizer has trained table {table!r} since the last step of this "
+                    "one, and both would write the same optimizer state in its rows, while Keras keeps "
+                    "one per optimizer. Use one Optimizer for all losses of the table; to train in "
+                    "stages, create a new Optimizer for each stage",
+                    table=table,
+                )
+
     def _drop(self) -> None:
         for table in self.container.tables:
             self.container.resources.drop(table)
@@ -125,6 +149,7 @@ class RowUpdates:
         self, tables: Sequence[str], rate: float, iterations: int, parts: Sequence[Any]
     ) -> int:
         resources = self.container.resources
+        self._check_last(tables)
         sources = []
         for place, table in enumerate(tables):
             ids, values = parts[2 * place], parts[2 * place + 1]
@@ -141,6 +166,8 @@ class RowUpdates:
                 resources.accumulate_sources(number, source)
             finally:
                 resources.release(number)
+        _last.setdefault(self.container, {}).update(dict.fromkeys(tables, self._token))
+        self._trained.update(tables)
         self._num_taken += 1
         self._changing.update(tables)
         if self._num_taken < self._num_parts:
