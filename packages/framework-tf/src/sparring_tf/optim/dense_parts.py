@@ -1,13 +1,50 @@
-"""Keeps the calls of the optimizer of ordinary variables equal to those for rows."""
+"""Keeps calls and rates of the optimizer of ordinary variables in line with those for rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-__all__ = ["start_again_unless"]
+from sparring.errors import InvalidArgumentError
+
+__all__ = ["find_ratio", "scale_rate", "start_again_unless"]
+
+
+def find_ratio(optimizer: Any, dense: Any) -> float:
+    """Returns the rate of `dense` per rate of `optimizer`; 1 if one of them is 0 or not a number."""
+    rates = optimizer._learning_rate, dense._learning_rate
+    if not all(isinstance(each, keras.Variable) for each in rates):
+        return 1.0
+    rows, ordinary = (float(keras.ops.convert_to_numpy(each)) for each in rates)
+    return ordinary / rows if rows > 0 and ordinary > 0 else 1.0
+
+
+def scale_rate(dense: Any, before: Any, rate: Any, ratio: float) -> None:
+    """Changes the rate of an optimizer by the factor by which another rate changes.
+
+    Args:
+        dense: the optimizer.
+        before: the other rate.
+        rate: its new value.
+        ratio: rate of `dense` per other rate, if `before` is 0.
+
+    Raises:
+        InvalidArgumentError: one of the rates is not a number.
+    """
+    own = dense._learning_rate
+    is_function = callable(rate) and not isinstance(rate, keras.Variable)
+    if is_function or not all(isinstance(each, keras.Variable) for each in (before, own)):
+        raise InvalidArgumentError(
+            f"Optimizer: found learning_rate={rate!r}, assigned after the constructor, but the rate of "
+            f"{type(dense).__name__}, passed as dense, cannot follow it unless all are numbers; create "
+            "an Optimizer whose optimizers both have a number, or both a schedule"
+        )
+    was, now = tf.convert_to_tensor(before), tf.cast(tf.convert_to_tensor(rate), own.dtype)
+    factor = now / tf.where(was > 0, was, 1)
+    own.assign(tf.where(was > 0, own * factor, now * ratio))
 
 
 def start_again_unless(

@@ -137,7 +137,8 @@ class KerasShadow:
             for variable, part in zip(variables, parts, strict=True):
                 variable.assign(part)
             optimizer.iterations.assign(tf.cast(iterations, optimizer.iterations.dtype))
-            if clip is not None:
+            # As in Keras, 0 does not clip.
+            if clip is not None and clip > 0:
                 gradients = tf.clip_by_value(gradients, -clip, clip)
             if decay is not None:
                 rate = tf.cast(learning_rate, dtype) * tf.cast(decay, dtype)

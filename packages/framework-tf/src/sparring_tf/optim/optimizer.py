@@ -19,7 +19,7 @@ from sparring.adapter import (
 from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.lookup.table_agent import TableAgent, find_anchors
-from sparring_tf.optim.dense_parts import start_again_unless
+from sparring_tf.optim.dense_parts import find_ratio, scale_rate, start_again_unless
 from sparring_tf.optim.dense_ranks import average_gradients, broadcast
 from sparring_tf.optim.fused_updater import FusedUpdater
 from sparring_tf.optim.keras_shadow import check_row_by_row
@@ -30,8 +30,12 @@ from sparring_tf.optim.optimizer_arguments import (
     check_missing,
     copy_optimizer,
     find_agents,
+    find_settings,
     is_schedule,
     rate_of,
+    reject_setting,
+    resolve_rate,
+    serialize_rate,
     validate_accumulation_steps,
     validate_dense,
     validate_slices,
@@ -75,7 +79,8 @@ class Optimizer(keras.optimizers.Optimizer):
             Ftrl, Lion and others), or an update method or its name.
         dense: optimizer of ordinary variables. Defaults to a copy of `sparse` that follows the learning
             rate of this optimizer.
-        learning_rate: a number or a schedule; only for update methods.
+        learning_rate: a number, a schedule or a function; only for update methods, which also accept
+            `lr`. Defaults to that of Keras's optimizer of the same name, or else to 0.01.
         gradient_accumulation_steps: number of calls whose mean gradients make one step, also for `dense`.
         non_finite_gradients: ``raise``: NaN or infinity in a gradient of a row raises an error before
             anything changes; ``skip``: the affected rows are counted and not changed. None uses the
@@ -138,20 +143,24 @@ class Optimizer(keras.optimizers.Optimizer):
                         f"Optimizer: {given} is only supported for update methods; pass hyper-parameters "
                         f"to {type(sparse).__name__}"
                     )
-        elif learning_rate is None:
-            learning_rate = 0.01
-        # Keras accepts a schedule or a number.
+        else:
+            learning_rate = resolve_rate(sparse, learning_rate, hyperparameters)
+        # Keras accepts a schedule, a function or a number.
         super().__init__(learning_rate=rate_of(sparse) if is_native else learning_rate, name=name)
         self._sparse, self._hyperparameters = sparse, dict(hyperparameters)
         self._by_table = {table: dict(own) for table, own in (tables or {}).items()}
         self._policy, self._update, self._plan = non_finite_gradients, update, plan
         self._num_parts = validate_accumulation_steps(gradient_accumulation_steps)
         self._follows = dense is None and is_native
-        self.dense = copy_optimizer(sparse) if self._follows else validate_dense(dense)
+        self.dense = (
+            copy_optimizer(sparse) if self._follows else validate_dense(dense, self._num_parts)
+        )
         if self.dense is not None and self._num_parts > 1:
             self.dense.gradient_accumulation_steps = self._num_parts
+        self._dense_ratio = 1.0 if self.dense is None else find_ratio(self, self.dense)
         self._rows: RowUpdates | None = None
         self._has_other_scaler = False
+        self._settings = find_settings(sparse)
         if layers is not None:
             self._join(find_agents(layers))
 
@@ -175,6 +184,40 @@ class Optimizer(keras.optimizers.Optimizer):
 
     # -- side effects of Keras ------------------------------------
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("_settings", ()):
+            reject_setting(self, self._sparse, name, value)
+        super().__setattr__(name, value)
+
+    @property
+    def learning_rate(self) -> Any:
+        """Learning rate of rows, and of ordinary variables unless `dense` was given.
+
+        With `dense`, an assigned number changes the rate of `dense` by the same factor; to change only
+        one of them, assign ``optimizer.dense.learning_rate`` afterwards.
+
+        Raises:
+            InvalidArgumentError: a rate is assigned that `dense` cannot follow.
+        """
+        return self._get_current_learning_rate()
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        if self.dense is not None and not self._follows:
+            scale_rate(self.dense, self._learning_rate, value, self._dense_ratio)
+        keras.optimizers.Optimizer.learning_rate.fset(self, value)
+
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        """Called by Keras at the end of `fit`: assigns averages of ordinary variables if `dense` has
+        ``use_ema=True``.
+
+        Args:
+            var_list: variables of the model. Anchors are skipped.
+        """
+        if self.dense is not None and self.dense.built:
+            ordinary = [each for each in var_list if trained_table(each) is None]
+            self.dense.finalize_variable_values(ordinary)
+
     @property
     def loss_scale_factor(self) -> float:
         """1, because losses are scaled by a `LossScaleOptimizer` around this optimizer."""
@@ -182,7 +225,12 @@ class Optimizer(keras.optimizers.Optimizer):
         return 1.0
 
     @loss_scale_factor.setter
-    def loss_scale_factor(self, _: Any) -> None:
+    def loss_scale_factor(self, value: Any) -> None:
+        if value is not None:
+            raise UnsupportedError(
+                f"Optimizer does not support loss_scale_factor, found {value!r}; wrap it: "
+                "sparring_tf.LossScaleOptimizer(optimizer, initial_scale=…)"
+            )
         # The constructor of a LossScaleOptimizer sets it, also when model.compile creates one.
         self._has_other_scaler = not adopt_scaler(self)
 
@@ -388,11 +436,7 @@ class Optimizer(keras.optimizers.Optimizer):
             )
         is_native = isinstance(self._sparse, keras.optimizers.Optimizer)
         serialize = keras.optimizers.serialize
-        rate = self._learning_rate
-        if is_schedule(rate):
-            rate = keras.optimizers.schedules.serialize(rate)
-        else:
-            rate = float(keras.ops.convert_to_numpy(rate))
+        rate = serialize_rate(self._learning_rate)
         is_copied = is_native and self._follows
         config = {
             "name": self.name,
@@ -401,6 +445,9 @@ class Optimizer(keras.optimizers.Optimizer):
             "gradient_accumulation_steps": None if self._num_parts == 1 else self._num_parts,
             "non_finite_gradients": self._policy,
         }
+        if is_native:
+            # The rate may have been assigned since.
+            config["sparse"]["config"]["learning_rate"] = rate
         if self._update != "auto":
             config["update"] = self._update
         if not is_native:
@@ -422,5 +469,8 @@ class Optimizer(keras.optimizers.Optimizer):
                 config[key] = keras.optimizers.deserialize(config[key])
         rate = config.get("learning_rate")
         if isinstance(rate, dict):
-            config["learning_rate"] = keras.optimizers.schedules.deserialize(rate)
+            config["learning_rate"] = keras.saving.deserialize_keras_object(rate)
+        if rate is not None:
+            # Ignored by releases that stored it.
+            config.pop("lr", None)
         return cls(None, config.pop("sparse"), **config)

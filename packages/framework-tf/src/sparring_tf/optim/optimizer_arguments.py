@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from sparring import StepContainer
-from sparring.errors import InvalidArgumentError
+from sparring.adapter import resolve_method
+from sparring.contracts import UpdateMethod
+from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.lookup.table_agent import TableAgent
 from sparring_tf.saving.anchors import trained_table
 
@@ -23,7 +25,11 @@ __all__ = [
     "check_missing",
     "validate_slices",
     "find_agents",
+    "find_settings",
     "is_schedule",
+    "reject_setting",
+    "resolve_rate",
+    "serialize_rate",
 ]
 
 
@@ -33,9 +39,9 @@ def is_schedule(rate: Any) -> bool:
 
 
 def rate_of(native: Any) -> Any:
-    """Returns the number or schedule that an optimizer was created with."""
+    """Returns the rate of an optimizer: a number, a schedule or a function."""
     rate = native._learning_rate
-    if is_schedule(rate):
+    if not isinstance(rate, keras.Variable) and callable(rate):
         return rate
     return float(keras.ops.convert_to_numpy(rate))
 
@@ -46,18 +52,110 @@ def copy_optimizer(native: Any) -> Any:
     return type(native).from_config(config)
 
 
-def validate_dense(given: Any) -> Any:
-    """Returns the optimizer of ordinary variables.
+def serialize_rate(rate: Any) -> Any:
+    """Returns a rate as a JSON value."""
+    if not isinstance(rate, keras.Variable) and callable(rate):
+        return keras.saving.serialize_keras_object(rate)
+    return float(keras.ops.convert_to_numpy(rate))
+
+
+def resolve_rate(
+    method: str | UpdateMethod, given: Any, hyperparameters: MutableMapping[str, Any]
+) -> Any:
+    """Returns the learning rate of an update method.
+
+    Args:
+        method: the update method or its name.
+        given: the argument `learning_rate`.
+        hyperparameters: the other arguments. `lr` is removed.
 
     Raises:
-        InvalidArgumentError: it is neither a Keras optimizer nor None.
+        InvalidArgumentError: the rate is given under both of its names.
     """
-    if given is None or isinstance(given, keras.optimizers.Optimizer):
-        return given
+    lr = hyperparameters.pop("lr", None)
+    if lr is not None and given is not None:
+        raise InvalidArgumentError(
+            f"Optimizer: lr={lr!r} and learning_rate={given!r} are two names of the learning rate; give "
+            "one of them"
+        )
+    if lr is not None or given is not None:
+        return lr if given is None else given
+    name = method if isinstance(method, str) else method.name
+    try:
+        return rate_of(keras.optimizers.get(name.removeprefix("keras_")))
+    except ValueError:
+        return 0.01
+
+
+_OF_EVERY_OPTIMIZER = (
+    *("weight_decay", "clipnorm", "clipvalue", "global_clipnorm"),
+    *("use_ema", "ema_momentum", "ema_overwrite_frequency", "gradient_accumulation_steps"),
+)
+
+
+def find_settings(sparse: Any) -> frozenset[str]:
+    """Returns the names of the settings of an optimizer or update method that steps do not read again."""
+    if isinstance(sparse, keras.optimizers.Optimizer):
+        own = set(sparse.get_config()) - {"name", "learning_rate", "loss_scale_factor"}
+    else:
+        method = resolve_method(sparse) if isinstance(sparse, str) else sparse
+        own = set(method.hyperparameters.model_fields)
+    return frozenset({*own, *_OF_EVERY_OPTIMIZER})
+
+
+def reject_setting(optimizer: Any, sparse: Any, name: str, value: Any) -> None:
+    """Rejects the assignment of a setting, unless the value is the same.
+
+    Raises:
+        InvalidArgumentError: the value differs.
+    """
+    before = getattr(sparse, name, getattr(optimizer, name, None))
+    if before is value or before == value:
+        return
+    remedy = f"create another Optimizer with {name}={value!r}, which continues the state of rows"
+    if name in ("clipnorm", "global_clipnorm") and optimizer.dense is not None:
+        remedy = f"assign optimizer.dense.{name} for ordinary variables; rows support clipvalue"
     raise InvalidArgumentError(
-        "Optimizer: dense must be a Keras optimizer, such as keras.optimizers.Adam(1e-3), or None; "
-        f"found {given!r}"
+        f"Optimizer: found {name}={value!r}, assigned after the constructor, but steps over rows read it "
+        f"only when the Optimizer is created; {remedy}"
     )
+
+
+def validate_dense(given: Any, num_parts: int) -> Any:
+    """Returns the optimizer of ordinary variables.
+
+    Args:
+        given: the argument `dense`.
+        num_parts: number of calls per step.
+
+    Raises:
+        InvalidArgumentError: it is neither a Keras optimizer nor None, or it has another number of calls
+            per step.
+        UnsupportedError: it scales losses.
+    """
+    if given is None:
+        return given
+    if not isinstance(given, keras.optimizers.Optimizer):
+        raise InvalidArgumentError(
+            "Optimizer: dense must be a Keras optimizer, such as keras.optimizers.Adam(1e-3), or None; "
+            f"found {given!r}"
+        )
+    is_scaler = isinstance(given, keras.optimizers.LossScaleOptimizer)
+    if is_scaler or given.loss_scale_factor is not None:
+        found = (
+            type(given).__name__ if is_scaler else f"loss_scale_factor={given.loss_scale_factor}"
+        )
+        raise UnsupportedError(
+            f"Optimizer: dense has {found}, but the loss would not be scaled; pass the optimizer "
+            "without it, and wrap this Optimizer: sparring_tf.LossScaleOptimizer(optimizer)"
+        )
+    if given.gradient_accumulation_steps not in (None, num_parts):
+        raise InvalidArgumentError(
+            f"Optimizer: dense has gradient_accumulation_steps={given.gradient_accumulation_steps}, but "
+            f"rows take a step every {num_parts} calls; pass gradient_accumulation_steps only to "
+            "sparring_tf.Optimizer, which uses it for both"
+        )
+    return given
 
 
 def validate_accumulation_steps(given: int | None) -> int:
