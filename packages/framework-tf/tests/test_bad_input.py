@@ -256,3 +256,20 @@ def test_strategies_of_tensorflow_are_rejected() -> None:
         pytest.raises(UnsupportedError, match=r"MirroredStrategy of tf\.distribute"),
     ):
         Embedding(4)
+
+
+def test_replicas_of_a_strategy_are_rejected_before_rows_change() -> None:
+    """The layer and the optimizer were created outside of its scope."""
+    layer = Embedding(3, storage="memory", name="rows")
+    optimizer = Optimizer(layer, "sgd", learning_rate=1.0)
+    optimizer.build(layer.trainable_variables)
+    slices = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([1], tf.int64), [0, 3])
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    for run, operation in (
+        (lambda: layer(tf.constant([1], tf.int64)), "lookup of layer 'rows'"),
+        (lambda: optimizer.apply([slices], layer.trainable_variables), r"Optimizer\.apply"),
+    ):
+        for taken in (run, tf.function(run, autograph=False)):
+            with pytest.raises(UnsupportedError, match=f"{operation}: found a MirroredStrategy"):
+                strategy.run(taken)
+    assert layer.num_rows() == {"rows": 0}

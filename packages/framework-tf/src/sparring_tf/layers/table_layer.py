@@ -24,6 +24,7 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from sparring.errors import UnsupportedError
 from sparring_tf.layers.keras_names import check_attribute
 from sparring_tf.lookup import exchanged_lookup, lookup_ops
+from sparring_tf.lookup.strategies import reject_strategies
 from sparring_tf.lookup.table_agent import TableAgent
 from sparring_tf.program import lookups as program_lookups
 from sparring_tf.saving.anchors import Anchor, TrainedTable
@@ -40,7 +41,7 @@ class TableLayer(keras.layers.Layer):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        _reject_strategies(self.name)
+        reject_strategies(f"layer {self.name!r} has tables")
         # XLA cannot compile lookups. Keras reads this for `jit_compile="auto"`.
         self.supports_jit = False
 
@@ -123,6 +124,7 @@ class TableLayer(keras.layers.Layer):
         In a graph no lookup has started yet, so the error is raised only on this rank.
         """
         try:
+            reject_strategies(f"lookup of layer {self.name!r}")
             if not tf.executing_eagerly():
                 _reject_compilation(self.name)
             yield
@@ -164,16 +166,5 @@ def _reject_compilation(layer: str) -> None:
             f"layer {layer!r} is called in a tf.function with jit_compile=True, but XLA cannot compile "
             "lookups, because the rows are outside the graph; leave jit_compile out, or compile only a "
             "function that takes the embeddings",
-            layer=layer,
-        )
-
-
-def _reject_strategies(layer: str) -> None:
-    if tf.distribute.has_strategy():
-        strategy = type(tf.distribute.get_strategy()).__name__
-        raise UnsupportedError(
-            f"layer {layer!r} has tables, whose rows a {strategy} of tf.distribute cannot copy to "
-            "its replicas; start one process per rank instead, for example mpiexec -n 4 python …, and "
-            "give the layers a container of these ranks",
             layer=layer,
         )

@@ -18,6 +18,7 @@ from sparring.adapter import (
 )
 from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError
+from sparring_tf.lookup.strategies import reject_strategies
 from sparring_tf.lookup.table_agent import TableAgent, find_anchors
 from sparring_tf.optim.dense_parts import find_ratio, scale_rate, start_again_unless
 from sparring_tf.optim.dense_ranks import average_gradients, broadcast
@@ -361,9 +362,11 @@ class Optimizer(keras.optimizers.Optimizer):
         Raises:
             InvalidArgumentError: a gradient of an anchor is not `tf.IndexedSlices`, the numbers of
                 gradients and variables differ, all gradients are None, or a variable is unknown.
+            UnsupportedError: it is called in a strategy of `tf.distribute`.
             NonFiniteGradientError: a gradient of a row contains NaN or infinity, and the policy is
                 ``raise``. In a graph, TensorFlow raises its own error with the same text.
         """
+        reject_strategies("Optimizer.apply")
         if trainable_variables is None:
             if not self.built:
                 raise InvalidArgumentError(
