@@ -178,6 +178,39 @@ def test_the_container_is_as_given(make: Make) -> None:
         assert train(make(container=container)).container is container
 
 
+def of_collection(**settings: Any) -> Any:
+    table = TableConfig("table", embedding_dim=4, storage="memory")
+    return EmbeddingCollection({"feature": FeatureConfig("feature", table)}, **settings)
+
+
+@pytest.mark.parametrize(
+    "make", [of_kind(Embedding), of_kind(EmbeddingBag), of_collection], ids=["layer", "bag", "all"]
+)
+def test_tables_of_one_name_raise_unless_one_is_shared(make: Make) -> None:
+    """Layers of Keras have separate weights, whatever their names are."""
+    first, second = make(), make()
+    with pytest.raises(InvalidArgumentError, match=r"tables table: found two layers.*shared=True"):
+        Optimizer([first, second], "sgd")
+    first, second = make(shared=True), make()
+    assert Optimizer([first, second], "sgd").container.tables.keys() == {"table"}
+    again = type(first).from_config(first.get_config())
+    assert (again.agent.shared, second.agent.shared) == (True, False)
+    # Earlier releases stored no value, and shared the rows.
+    config = {name: value for name, value in make().get_config().items() if name != "shared"}
+    Optimizer([type(first).from_config(config) for _ in range(2)], "sgd")
+
+
+def test_layers_that_were_replaced_or_copied_may_have_the_name() -> None:
+    with StepContainer() as container:
+        for _ in range(2):
+            Optimizer(of_kind(Embedding)(container=container), "sgd")
+    model = keras.Sequential([keras.Input((), dtype="int64"), of_kind(Embedding)()])
+    before = Optimizer(model, "sgd")
+    copies = keras.models.clone_model(model), type(model).from_config(model.get_config())
+    containers = {id(Optimizer(each, "sgd").container) for each in copies}
+    assert len(containers | {id(before.container)}) == 3
+
+
 @pytest.mark.parametrize("settings", [{"mask_zero": True}, {"padding_id": 0}])
 def test_the_padding_id_has_no_row(settings: dict[str, Any]) -> None:
     layer = of_kind(Embedding)(**settings)
@@ -202,14 +235,14 @@ def test_settings_of_sparsecores_are_rejected(name: str, values: tuple[Any, ...]
 
 _SHARED = "name seed initializer vocabulary_size admission expire placement storage embedding_dim"
 _LAYERS = _SHARED.removeprefix("name ")
-_LAYERS += " output_dim input_dim embeddings_initializer table_dtype container"
+_LAYERS += " output_dim input_dim embeddings_initializer table_dtype container shared"
 TESTED: dict[Any, str] = {
     TableConfig: f"{_SHARED} optimizer combiner max_ids_per_partition dtype "
     "max_unique_ids_per_partition",
     Embedding: f"{_LAYERS} mask_zero padding_id",
     EmbeddingBag: f"{_LAYERS} combiner",
     FeatureConfig: "name table input_shape output_shape",
-    EmbeddingCollection: "features storage container",
+    EmbeddingCollection: "features storage container shared",
     DistributedEmbedding: "feature_configs table_stacking",
 }
 """Parameters that the tests of this file cover."""

@@ -56,7 +56,8 @@ def test_a_layer_that_is_unfrozen_after_the_optimizer_was_built() -> None:
 def test_a_frozen_layer_that_reads_the_trained_table() -> None:
     with StepContainer() as container:
         layer, reader = (
-            Embedding(3, name="rows", storage="memory", container=container) for _ in range(2)
+            Embedding(3, name="rows", storage="memory", container=container, shared=True)
+            for _ in range(2)
         )
         reader.trainable = False
         check_halved(losses(layer, Optimizer(layer, keras.optimizers.SGD(RATE)), reader))

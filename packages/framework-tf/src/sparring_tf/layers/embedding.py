@@ -47,6 +47,8 @@ class Embedding(TableLayer):
         expire: removes rows that were not trained for some time; see `TableConfig`.
         storage: storage backend of the rows.
         container: container of the table. By default, the `Optimizer` creates it.
+        shared: whether other layers may use the same rows: a second layer that has the name of a table
+            in the same container raises an error unless one of both has ``shared=True``.
         **options: options of `keras.layers.Layer`. `name` is also the name of the table.
 
     Raises:
@@ -73,6 +75,7 @@ class Embedding(TableLayer):
         expire: ExpiryLike = None,
         storage: StorageLike = "hkv",
         container: StepContainer | None = None,
+        shared: bool = False,
         **options: Any,
     ) -> None:
         reject_options(options, "Embedding")
@@ -95,7 +98,9 @@ class Embedding(TableLayer):
             expire=expire,
         )
         self._storage = storage
-        self._set_agent(TableAgent([declaration(self.table, storage)], container=container))
+        self._set_agent(
+            TableAgent([declaration(self.table, storage)], container=container, shared=shared)
+        )
 
     @property
     def output_dim(self) -> int:

@@ -42,6 +42,7 @@ class EmbeddingBag(TableLayer):
         expire: removes rows that were not trained for some time; see `TableConfig`.
         storage: storage backend of the rows.
         container: container of the table. By default, the `Optimizer` creates it.
+        shared: see `Embedding`.
         **options: options of `keras.layers.Layer`. `name` is also the name of the table.
 
     Raises:
@@ -65,6 +66,7 @@ class EmbeddingBag(TableLayer):
         expire: ExpiryLike = None,
         storage: StorageLike = "hkv",
         container: StepContainer | None = None,
+        shared: bool = False,
         **options: Any,
     ) -> None:
         reject_options(options, "EmbeddingBag")
@@ -88,7 +90,7 @@ class EmbeddingBag(TableLayer):
         )
         self._storage = storage
         declared = [declaration(self.table, storage)]
-        self._set_agent(TableAgent(declared, [[(self.name, "sum")]], container))
+        self._set_agent(TableAgent(declared, [[(self.name, "sum")]], container, shared=shared))
 
     @property
     def output_dim(self) -> int:

@@ -31,7 +31,7 @@ from sparring_tf.saving.anchors import Anchor, TrainedTable
 from sparring_tf.saving.keras_files import check_file_contains_rows
 from sparring_tf.saving.keras_rows import load_rows, save_rows
 
-__all__ = ["TableLayer"]
+__all__ = ["TableLayer", "share_if_old"]
 
 
 class TableLayer(keras.layers.Layer):
@@ -88,7 +88,16 @@ class TableLayer(keras.layers.Layer):
             UnsupportedError: Keras is writing a file that cannot contain rows.
         """
         check_file_contains_rows(self.name)
-        return dict(super().get_config())
+        return {**super().get_config(), "shared": self.agent.shared}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Creates a layer from the result of `get_config`.
+
+        Args:
+            config: result of `get_config`.
+        """
+        return super().from_config(share_if_old(config))
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Saves the rows. Keras calls it when it saves a model or its weights.
@@ -157,6 +166,11 @@ class TableLayer(keras.layers.Layer):
         # A cast to the same dtype would take as long as a lookup of ten ids.
         dtype = self.compute_dtype
         return found if found.dtype.name == dtype else tf.cast(found, dtype)
+
+
+def share_if_old(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a configuration whose tables are shared if it is from a release that always shared them."""
+    return {"shared": True, **config} if "storage" in config else dict(config)
 
 
 def _reject_compilation(layer: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import secrets
 import warnings
@@ -32,9 +33,12 @@ _numbers = itertools.count()
 
 def find_anchors(container: StepContainer) -> list[Any]:
     """Returns the anchors of all layers whose tables are in `container`."""
+    return [anchor for each in _find_agents(container) for anchor in each.anchors.values()]
+
+
+def _find_agents(container: StepContainer) -> list[TableAgent]:
     joined = list(_agents[container].values()) if container in _agents else []
-    agents = [each for each in joined if each.is_in(container)]
-    return [anchor for each in agents for anchor in each.anchors.values()]
+    return [each for each in joined if each.is_in(container)]
 
 
 class TableAgent(TableGroup):
@@ -44,6 +48,7 @@ class TableAgent(TableGroup):
         declarations: the layer's tables.
         pooled: table and pooling of each feature, for each group of features that are pooled together.
         container: the container of the tables. By default, the `Optimizer` creates it.
+        shared: whether other layers may have the same tables.
     """
 
     def __init__(
@@ -51,7 +56,10 @@ class TableAgent(TableGroup):
         declarations: Sequence[TableDeclaration],
         pooled: Sequence[Sequence[tuple[str, str]]] = (),
         container: StepContainer | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
+        self.shared = shared
         self._single = {
             each.table.name: LookupNumber(self, [(each.table.name, "sum")]) for each in declarations
         }
@@ -67,11 +75,33 @@ class TableAgent(TableGroup):
         super().__init__(declarations, container)
 
     def join(self, container: StepContainer) -> None:
-        """See `TableGroup.join`."""
+        """See `TableGroup.join`.
+
+        Raises:
+            InvalidArgumentError: see `TableGroup.join`; or another layer in the container has a table of
+                the same name, and none of both is shared.
+        """
         if self.is_in(container):
             return
+        if self._find_namesakes(container):
+            gc.collect()  # a layer that was replaced, for example in a notebook
+        namesakes = self._find_namesakes(container)
+        if namesakes:
+            raise InvalidArgumentError(
+                f"tables {', '.join(namesakes)}: found two layers with a table of this name, which would "
+                "use the same rows, while layers of Keras have separate ones. Give one of them another "
+                "name, call one layer twice, or create a layer with shared=True if both should use the "
+                "same rows",
+                tables=namesakes,
+            )
         super().join(container)
         _agents.setdefault(container, weakref.WeakValueDictionary())[next(_numbers)] = self
+
+    def _find_namesakes(self, container: StepContainer) -> list[str]:
+        """Returns the tables that another layer in a container has and does not share."""
+        others = [] if self.shared else _find_agents(container)
+        names = {name for each in others if not each.shared for name in each.table_names}
+        return sorted(names.intersection(self.table_names))
 
     def is_in(self, container: StepContainer) -> bool:
         """Whether `container` contains the tables."""
