@@ -21,7 +21,7 @@ import tensorflow as tf
 # TensorFlow's own ops use this to detect tracing for XLA; there is no public function.
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from sparring.errors import UnsupportedError
+from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.layers.keras_names import check_attribute
 from sparring_tf.lookup import exchanged_lookup, lookup_ops
 from sparring_tf.lookup.strategies import reject_strategies
@@ -76,6 +76,26 @@ class TableLayer(keras.layers.Layer):
         """Table name → the weight that receives the gradients of its rows."""
         # Stored in the agent, because Keras would wrap an attribute of the layer.
         return self.agent.anchors
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Compares results of `get_weights`, which contain no rows, with the rows.
+
+        Args:
+            weights: a result of `get_weights`.
+
+        Raises:
+            InvalidArgumentError: `weights` contain a matrix, as of a Keras layer.
+        """
+        shapes = [tuple(np.shape(each)) for each in weights]
+        expected = [tuple(each.shape) for each in self.weights]
+        if len(shapes) == len(expected) and shapes != expected:
+            raise InvalidArgumentError(
+                f"set_weights of layer {self.name!r}: found shapes {shapes}, expected those of anchors, "
+                f"{expected}, because rows are not weights; to set rows, call "
+                f"optimizer.container.assign({self.agent.table_names[0]!r}, ids, matrix) of the "
+                "sparring_tf.Optimizer, where row i of the matrix is for ids[i]"
+            )
+        super().set_weights(list(weights))
 
     def num_rows(self) -> dict[str, int]:
         """Returns table name → number of rows on this rank."""

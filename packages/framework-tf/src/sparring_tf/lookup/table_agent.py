@@ -65,8 +65,6 @@ class TableAgent(TableGroup):
         }
         self._pooled = [LookupNumber(self, features) for features in pooled]
         self._is_shown = False
-        self.has_optimizer = False
-        """Whether a `sparring_tf.Optimizer` was created for these tables."""
         self._owner = secrets.token_hex(8)
         self._refusals: dict[str, str] = {}
         """Table name → reason why its rows do not match the dense weights."""

@@ -337,8 +337,6 @@ class Optimizer(keras.optimizers.Optimizer):
         # Keras tracks the attribute, so these variables become variables of this optimizer.
         self.kept_for_tables = updater.variables
         self._rows = RowUpdates(container, updater, self._num_parts)
-        for agent in agents:
-            agent.has_optimizer = True
 
     def _known_rows(self) -> RowUpdates:
         if self._rows is None:

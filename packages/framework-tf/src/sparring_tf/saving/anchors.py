@@ -17,7 +17,8 @@ tensors of all variables. Differences that are found then raise an error, and no
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,7 @@ from sparring_tf.saving.sidecar import begin_save
 if TYPE_CHECKING:
     from sparring_tf.lookup.table_agent import TableAgent
 
-__all__ = ["Anchor", "TrainedTable", "trained_table"]
+__all__ = ["Anchor", "TrainedTable", "read_by_own_scaler", "trained_table"]
 
 _STATE = "SPARRING_STATE"
 _ARRAYS = {
@@ -60,6 +61,19 @@ _ARRAYS = {
     _STATE: "state",
 }
 _DTYPES = {"SPARRING_KEYS": tf.int64, "SPARRING_ROWS": tf.uint8, "SPARRING_SCORES": tf.uint64}
+
+
+_is_own_scaler: list[bool] = []
+
+
+@contextmanager
+def read_by_own_scaler() -> Iterator[None]:
+    """Allows a `sparring_tf.LossScaleOptimizer` to read properties that Keras optimizers read."""
+    _is_own_scaler.append(True)
+    try:
+        yield
+    finally:
+        _is_own_scaler.pop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +111,11 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         """False. Keras optimizers read it from each variable before a step.
 
         Raises:
-            InvalidArgumentError: there is no `sparring_tf.Optimizer` for the table. Another optimizer
-                would treat the anchor as a matrix without rows.
+            InvalidArgumentError: it is not read in `read_by_own_scaler`. Another optimizer would treat
+                the anchor as a matrix without rows.
         """
         trained = self.sparring_table
-        if not trained.agent.has_optimizer:
+        if not _is_own_scaler:
             raise InvalidArgumentError(
                 f"the rows of table {trained.name!r} cannot be updated by a Keras optimizer; "
                 "wrap it: sparring_tf.Optimizer(model, keras.optimizers.Adam(…))",
