@@ -95,6 +95,41 @@ def test_rows_start_as_given(make: Make) -> None:
 
 
 @TABLES
+def test_the_seed_of_a_keras_initializer_is_the_seed(make: Make) -> None:
+    def normal(seed: Any) -> Any:
+        return keras.initializers.RandomNormal(seed=seed)
+
+    ours = sparring.Normal(0.0, 0.05)
+    found = [rows(make(initializer=normal(seed))) for seed in (None, 1, 2)]
+    for seed, each in enumerate(found):
+        assert np.array_equal(each, rows(make(initializer=ours, seed=seed)))
+    assert np.array_equal(found[1], rows(make(initializer=normal(1), seed=1)))
+    serialized = keras.initializers.serialize(normal(1))
+    assert np.array_equal(found[1], rows(make(initializer=serialized)))
+    with pytest.raises(
+        InvalidArgumentError, match="seed=2 and an initializer of Keras with seed=1"
+    ):
+        make(initializer=normal(1), seed=2)
+    with pytest.raises(UnsupportedError, match="SeedGenerator, but initial rows only depend"):
+        make(initializer=normal(keras.random.SeedGenerator(1)))
+
+
+@LAYERS
+def test_rows_of_a_float64_layer_are_float64_as_in_keras(make: Make) -> None:
+    for settings, expected in (
+        ({"dtype": "float64"}, "float64"),
+        ({"dtype": "float64", "table_dtype": "float32"}, "float32"),
+        ({"dtype": "mixed_float16"}, "float32"),
+        ({"dtype": "float16"}, "float32"),
+    ):
+        layer = make(**settings)
+        assert layer.table.dtype == expected
+        assert type(layer).from_config(layer.get_config()).table.dtype == expected
+    with pytest.warns(UserWarning, match=r"'table' stores rows in float32.*dtype='float64'"):
+        of_collection(dtype="float64")
+
+
+@TABLES
 def test_the_dim_is_as_given(make: Make) -> None:
     for name in ("embedding_dim",) if make is of_table else ("embedding_dim", "output_dim"):
         assert rows(make(**{name: 7})).shape == (3, 7)

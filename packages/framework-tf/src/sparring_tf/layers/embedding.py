@@ -10,7 +10,12 @@ import tensorflow as tf
 from sparring import StepContainer
 from sparring.adapter import StorageLike
 from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
-from sparring_tf.layers.keras_names import reject_options, resolve_dims, resolve_padding_id
+from sparring_tf.layers.keras_names import (
+    reject_options,
+    resolve_dims,
+    resolve_padding_id,
+    resolve_table_dtype,
+)
 from sparring_tf.layers.layer_configs import options_to_dict
 from sparring_tf.layers.table_configs import TableConfig, declaration
 from sparring_tf.layers.table_layer import TableLayer
@@ -40,9 +45,11 @@ class Embedding(TableLayer):
         initializer: initial embeddings; None means uniform in ±0.05. Keras's initializers are accepted,
             except those that depend on the shape of a matrix.
         embeddings_initializer: Keras's name of `initializer`.
-        table_dtype: dtype of stored rows: float32, float64, float16, bfloat16 or int8.
+        table_dtype: dtype of stored rows: float32, float64, float16, bfloat16 or int8. None means
+            float64 if the layer's variables are float64, and otherwise float32.
         admission: filter that decides which new ids get a row; see `TableConfig`. None admits all.
-        seed: determines initial embeddings, together with the table name and the id.
+        seed: determines initial embeddings, together with the table name and the id. 0 uses the seed of
+            an initializer of Keras.
         placement: which ranks store the rows; see `TableConfig`.
         expire: removes rows that were not trained for some time; see `TableConfig`.
         storage: storage backend of the rows.
@@ -68,7 +75,7 @@ class Embedding(TableLayer):
         vocabulary_size: int | None = None,
         initializer: Initializer | str | dict[str, Any] | None = None,
         embeddings_initializer: Any = None,
-        table_dtype: str = "float32",
+        table_dtype: str | None = None,
         admission: AdmissionLike = None,
         seed: int = 0,
         placement: str = "sharded",
@@ -91,7 +98,7 @@ class Embedding(TableLayer):
             vocabulary_size=vocabulary_size,
             initializer=embeddings_initializer if initializer is None else initializer,
             combiner=None,
-            dtype=table_dtype,
+            dtype=resolve_table_dtype(table_dtype, self.variable_dtype),
             admission=admission,
             seed=seed,
             placement=placement,

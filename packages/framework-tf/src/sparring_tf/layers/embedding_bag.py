@@ -9,7 +9,7 @@ import keras
 from sparring import StepContainer
 from sparring.adapter import StorageLike
 from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
-from sparring_tf.layers.keras_names import reject_options, resolve_dims
+from sparring_tf.layers.keras_names import reject_options, resolve_dims, resolve_table_dtype
 from sparring_tf.layers.layer_configs import options_to_dict
 from sparring_tf.layers.pooled_lookup import PooledFeature, pool_features
 from sparring_tf.layers.table_configs import TableConfig, check_combiner, declaration
@@ -35,9 +35,10 @@ class EmbeddingBag(TableLayer):
         vocabulary_size: maximum number of rows in the storage; None means no limit.
         initializer: initial embeddings.
         embeddings_initializer: keras-rs' name of `initializer`.
-        table_dtype: dtype of stored embeddings.
+        table_dtype: see `Embedding`.
         admission: filter that decides which new ids get a row.
-        seed: determines initial embeddings, together with the table name and the id.
+        seed: determines initial embeddings, together with the table name and the id. 0 uses the seed of
+            an initializer of Keras.
         placement: ``sharded`` or ``replicated``.
         expire: removes rows that were not trained for some time; see `TableConfig`.
         storage: storage backend of the rows.
@@ -59,7 +60,7 @@ class EmbeddingBag(TableLayer):
         vocabulary_size: int | None = None,
         initializer: Initializer | str | dict[str, Any] | None = None,
         embeddings_initializer: Any = None,
-        table_dtype: str = "float32",
+        table_dtype: str | None = None,
         admission: AdmissionLike = None,
         seed: int = 0,
         placement: str = "sharded",
@@ -82,7 +83,7 @@ class EmbeddingBag(TableLayer):
             vocabulary_size=vocabulary_size,
             initializer=embeddings_initializer if initializer is None else initializer,
             combiner=combiner,
-            dtype=table_dtype,
+            dtype=resolve_table_dtype(table_dtype, self.variable_dtype),
             admission=admission,
             seed=seed,
             placement=placement,

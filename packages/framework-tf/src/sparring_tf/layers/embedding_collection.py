@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,6 +72,13 @@ class EmbeddingCollection(TableLayer):
         self._features = tuple(_checked(features).items())
         self._storage = storage
         tables = {feature.table.name: feature.table for _, feature in self._features}
+        for table in tables.values():
+            if self.variable_dtype == "float64" and table.dtype == "float32":
+                warnings.warn(
+                    f"layer {self.name!r} has dtype float64, but table {table.name!r} stores rows in "
+                    "float32; pass TableConfig(…, dtype='float64')",
+                    stacklevel=2,
+                )
         declared = [declaration(table, storage) for table in tables.values()]
         dtypes = {each.table.name: each.table.computing_dtype.name for each in declared}
         groups: dict[str, list[str]] = {}
