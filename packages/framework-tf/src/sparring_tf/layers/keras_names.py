@@ -179,7 +179,7 @@ def resolve_table_dtype(given: str | None, variable_dtype: str) -> str:
 
 
 def resolve_seed(given: int, initializer: Any, table: str) -> int:
-    """Returns the seed of a table: `given`, or that of an initializer of Keras.
+    """Returns the seed of a table: `given`, or the seed of an initializer of Keras.
 
     Args:
         given: the argument `seed`, 0 by default.

@@ -81,7 +81,7 @@ class Optimizer(keras.optimizers.Optimizer):
         dense: optimizer of ordinary variables. Defaults to a copy of `sparse` that follows the learning
             rate of this optimizer.
         learning_rate: a number, a schedule or a function; only for update methods, which also accept
-            `lr`. Defaults to that of Keras's optimizer of the same name, or else to 0.01.
+            `lr`. Defaults to the rate of Keras's optimizer of the same name, or else to 0.01.
         gradient_accumulation_steps: number of calls whose mean gradients make one step, also for `dense`.
         non_finite_gradients: ``raise``: NaN or infinity in a gradient of a row raises an error before
             anything changes; ``skip``: the affected rows are counted and not changed. None uses the

@@ -106,8 +106,8 @@ class RowUpdates:
     def _check_unfinished(self, dense_calls: int) -> None:
         """Drops the gradients of earlier calls of this step if those of some variables were lost.
 
-        Files contain the gradients of ordinary variables, but not those of rows. Errors and
-        `StepContainer.load` drop those of rows.
+        Files contain the gradients of ordinary variables, but not gradients of rows, which errors and
+        `StepContainer.load` drop.
         """
         resources = self.container.resources
         num_dense = dense_calls % self._num_parts if dense_calls >= 0 else self._num_taken
