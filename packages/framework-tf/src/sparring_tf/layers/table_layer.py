@@ -93,7 +93,7 @@ class TableLayer(keras.layers.Layer):
                 f"set_weights of layer {self.name!r}: found shapes {shapes}, expected those of anchors, "
                 f"{expected}, because rows are not weights; to set rows, call "
                 f"optimizer.container.assign({self.agent.table_names[0]!r}, ids, matrix) of the "
-                "sparring_tf.Optimizer, where row i of the matrix is for ids[i]"
+                "sparring_tf.Optimizer, whose rows belong to the ids in order"
             )
         super().set_weights(list(weights))
 
