@@ -87,6 +87,7 @@ OWNERS = {
     "reset_state": ["sparring_torch.Optimizer"],
     "time": ["TableData"],
     "mask_zero": ["sparring_tf.Embedding"],
+    "learning_rate": ["sparring_tf.Optimizer"],
     "lengths": ["JaggedTensor", "KeyedJaggedTensor"],
     "memory_bytes": ["Bloom", "StepContainer"],
     "mode": ["sparring_torch.EmbeddingBag"],
@@ -106,6 +107,7 @@ OWNERS = {
     "semantics": ["distribute"],
     "shared": ["sparring_torch.Embedding", "sparring_torch.EmbeddingBagCollection"],
     "served": ["export_program"],
+    "seed": ["sparring_tf.Embedding"],
     "service": ["distribute"],
     "state_width": ["sparring.TableConfig"],
     "stddev": ["sparring.Normal"],
@@ -137,6 +139,7 @@ FOREIGN_ARGUMENTS = {
     "dampening": "torch.optim.SGD",
     "dtype": "keras.Input",
     "fused": "torch.optim",
+    "initial_scale": "keras.optimizers.LossScaleOptimizer",
     "jit_compile": "tf.function",
     "layout": "torch.nested.nested_tensor",
     "lr": "torch.optim",
@@ -157,6 +160,7 @@ FOREIGN_OPTIONS = {
 FOREIGN_EXTRAS = {("redis", "hiredis")}
 FOREIGN_METHODS = {
     "model.eval",
+    "optimizer.container.assign",
     "model.load_state_dict",
     "model.load_weights",
     "model.parameters",
@@ -197,12 +201,14 @@ FOREIGN_WORDS = {
     "fused_params",  # TorchRec
     "get_weights",  # Keras
     "init_process_group",  # torch
+    "initial_scale",  # Keras
     "is_leaf_module",  # torch.fx
     "jax_enable_x64",  # JAX
     "key_data",  # JAX
     "restore_best_weights",  # Keras
     "save_best_only",  # Keras
     "set_weights",  # Keras
+    "update_step",  # Keras
     "save_weights_only",  # Keras
     "node_exporter",  # Prometheus
 }

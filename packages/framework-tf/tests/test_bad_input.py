@@ -256,3 +256,77 @@ def test_strategies_of_tensorflow_are_rejected() -> None:
         pytest.raises(UnsupportedError, match=r"MirroredStrategy of tf\.distribute"),
     ):
         Embedding(4)
+
+
+def test_replicas_of_a_strategy_are_rejected_before_rows_change() -> None:
+    """The layer and the optimizer were created outside of its scope."""
+    layer = Embedding(3, storage="memory", name="rows")
+    optimizer = Optimizer(layer, "sgd", learning_rate=1.0)
+    optimizer.build(layer.trainable_variables)
+    slices = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([1], tf.int64), [0, 3])
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    for run, operation in (
+        (lambda: layer(tf.constant([1], tf.int64)), "lookup of layer 'rows'"),
+        (lambda: optimizer.apply([slices], layer.trainable_variables), r"Optimizer\.apply"),
+    ):
+        for taken in (run, tf.function(run, autograph=False)):
+            with pytest.raises(UnsupportedError, match=f"{operation}: found a MirroredStrategy"):
+                strategy.run(taken)
+    assert layer.num_rows() == {"rows": 0}
+
+
+def in_loop(layer: Any, ids: Any) -> Any:
+    found = tf.zeros([3])
+    for _ in tf.range(2):
+        found += tf.reduce_sum(layer(ids), 0)
+    return found
+
+
+def in_map(layer: Any, ids: Any) -> Any:
+    return tf.map_fn(layer, ids[:, None], fn_output_signature=tf.float32)
+
+
+@pytest.mark.parametrize("look_up", [in_loop, in_map, None])
+def test_dense_gradients_of_rows_are_explained(look_up: Any) -> None:
+    """TensorFlow's error would be that an id is out of range."""
+    layer, ids = Embedding(3, storage="memory", name="rows"), tf.constant([1, 2], tf.int64)
+
+    @tf.function
+    def gradient() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(ids) if look_up is None else look_up(layer, ids))
+        found = tape.gradient(loss, layer.trainable_variables)
+        return tf.convert_to_tensor(found[0]) if look_up is None else found
+
+    with pytest.raises(Exception, match=r"UnsupportedError: .*no fixed number of rows.*the loop"):
+        gradient()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(ids))
+    (found,) = tape.gradient(loss, layer.trainable_variables)
+    with pytest.raises(UnsupportedError, match="no fixed number of rows"):
+        tf.convert_to_tensor(found)
+    # Loops that only read, and steps inside of a loop, are supported.
+    assert tf.function(lambda: in_map(layer, ids))().shape == (2, 1, 3)
+
+
+def test_a_keras_optimizer_after_ours_is_rejected() -> None:
+    model = model_of()
+    model.compile(Optimizer(model, keras.optimizers.SGD(0.1)), "mse")
+    model.fit(IDS, TARGETS, verbose=0)
+    before = model.get_weights()
+    model.compile(keras.optimizers.Adam(), "mse")
+    with pytest.raises(InvalidArgumentError, match=r"wrap it: sparring_tf\.Optimizer"):
+        model.fit(IDS, TARGETS, verbose=0)
+    assert all(map(np.array_equal, before, model.get_weights()))
+
+
+def test_a_matrix_of_weights_is_rejected() -> None:
+    layer = Embedding(3, storage="memory", name="rows")
+    matrix = np.ones((4, 3), np.float32)
+    with pytest.raises(
+        InvalidArgumentError, match=r"found shapes \[\(4, 3\)\].*assign\('rows', ids"
+    ):
+        layer.set_weights([matrix])
+    Optimizer(layer, "sgd").container.assign("rows", np.arange(4), matrix)
+    assert np.array_equal(layer(np.arange(4)), matrix)
+    layer.set_weights(layer.get_weights())

@@ -142,3 +142,72 @@ def test_setting_dense_weights_of_another_model_warns_if_there_are_rows() -> Non
 def test_an_old_h5_file_is_rejected_because_it_would_have_no_rows(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"\.keras"):
         model_of().save(tmp_path / "model.h5")
+
+
+def of_name(name: str) -> Any:
+    layers = [Embedding(3, storage="memory", name=name), keras.layers.Dense(1, name="head")]
+    model = keras.Sequential([keras.Input((), dtype="int64"), *layers])
+    model.compile(Optimizer(model, keras.optimizers.SGD(0.1)), "mse")
+    return model
+
+
+def averaged(model: Any, others: list[Any]) -> None:
+    model.set_weights([(a + b) / 2 for a, b in zip(model.get_weights(), others, strict=True)])
+
+
+def in_place(model: Any, others: list[Any]) -> None:
+    mine = model.get_weights()
+    for each, other in zip(mine, others, strict=True):
+        np.add(each, other, out=each)
+    model.set_weights(mine)
+
+
+WRITES: dict[str, Any] = {
+    "assign": lambda model, others: [
+        each.assign(0.5 * each + 0.5 * other)
+        for each, other in zip(model.variables, others, strict=True)
+    ],
+    "copies": lambda model, _: [each.assign(tf.identity(each)) for each in model.variables],
+    "state tree": lambda model, _: model.set_state_tree(
+        keras.tree.map_structure(tf.identity, model.get_state_tree())
+    ),
+    "averages": averaged,
+    "averages in place": in_place,
+    "pickled averages": lambda model, others: model.set_weights(
+        pickle.loads(pickle.dumps([0.5 * each for each in others]))
+    ),
+    "assign_sub": lambda model, others: model.variables[0].assign_sub(others[0]),
+}
+
+
+@pytest.mark.parametrize("how", WRITES)
+def test_values_without_a_version_are_rejected(how: str) -> None:
+    """The rows of a target network would not move with its dense weights."""
+    model = of_name("rows")
+    ids = np.array([1, 2])
+    model.fit(ids, np.ones((2, 1)), verbose=0)
+    before = [model.layers[0](ids), *model.layers[1].get_weights()]
+    with pytest.raises(InvalidArgumentError, match=r"assign: found .* anchor of table 'rows'"):
+        WRITES[how](model, model.get_weights())
+    after = [model.layers[0](ids), *model.layers[1].get_weights()]
+    assert all(map(np.array_equal, before, after))
+
+
+def test_rows_of_a_target_network_move_as_the_message_says() -> None:
+    online, target = of_name("rows"), of_name("rows")
+    ids = np.array([1, 2])
+    online.fit(ids, np.ones((2, 1)), verbose=0)
+    layers, rows = (online.layers[0], target.layers[0]), []
+    for chunk in online.optimizer.container.storage("rows").scan():
+        rows.append(0.9 * layers[1](chunk.keys) + 0.1 * layers[0](chunk.keys))
+        target.optimizer.container.assign("rows", chunk.keys, rows[-1])
+        assert np.array_equal(layers[1](chunk.keys), rows[-1])
+    assert len(rows) == 1
+
+
+def test_a_copy_of_weights_warns_if_the_initial_rows_differ() -> None:
+    """Keras would copy the rows."""
+    first, same, other = of_name("rows"), of_name("rows"), of_name("others")
+    same.set_weights(first.get_weights())
+    with pytest.warns(UserWarning, match="rows of table 'others' are unchanged"):
+        other.set_weights(first.get_weights())

@@ -95,6 +95,41 @@ def test_rows_start_as_given(make: Make) -> None:
 
 
 @TABLES
+def test_the_seed_of_a_keras_initializer_is_the_seed(make: Make) -> None:
+    def normal(seed: Any) -> Any:
+        return keras.initializers.RandomNormal(seed=seed)
+
+    ours = sparring.Normal(0.0, 0.05)
+    found = [rows(make(initializer=normal(seed))) for seed in (None, 1, 2)]
+    for seed, each in enumerate(found):
+        assert np.array_equal(each, rows(make(initializer=ours, seed=seed)))
+    assert np.array_equal(found[1], rows(make(initializer=normal(1), seed=1)))
+    serialized = keras.initializers.serialize(normal(1))
+    assert np.array_equal(found[1], rows(make(initializer=serialized)))
+    with pytest.raises(
+        InvalidArgumentError, match="seed=2 and an initializer of Keras with seed=1"
+    ):
+        make(initializer=normal(1), seed=2)
+    with pytest.raises(UnsupportedError, match="SeedGenerator, but initial rows only depend"):
+        make(initializer=normal(keras.random.SeedGenerator(1)))
+
+
+@LAYERS
+def test_rows_of_a_float64_layer_are_float64_as_in_keras(make: Make) -> None:
+    for settings, expected in (
+        ({"dtype": "float64"}, "float64"),
+        ({"dtype": "float64", "table_dtype": "float32"}, "float32"),
+        ({"dtype": "mixed_float16"}, "float32"),
+        ({"dtype": "float16"}, "float32"),
+    ):
+        layer = make(**settings)
+        assert layer.table.dtype == expected
+        assert type(layer).from_config(layer.get_config()).table.dtype == expected
+    with pytest.warns(UserWarning, match=r"'table' stores rows in float32.*dtype='float64'"):
+        of_collection(dtype="float64")
+
+
+@TABLES
 def test_the_dim_is_as_given(make: Make) -> None:
     for name in ("embedding_dim",) if make is of_table else ("embedding_dim", "output_dim"):
         assert rows(make(**{name: 7})).shape == (3, 7)
@@ -178,6 +213,39 @@ def test_the_container_is_as_given(make: Make) -> None:
         assert train(make(container=container)).container is container
 
 
+def of_collection(**settings: Any) -> Any:
+    table = TableConfig("table", embedding_dim=4, storage="memory")
+    return EmbeddingCollection({"feature": FeatureConfig("feature", table)}, **settings)
+
+
+@pytest.mark.parametrize(
+    "make", [of_kind(Embedding), of_kind(EmbeddingBag), of_collection], ids=["layer", "bag", "all"]
+)
+def test_tables_of_one_name_raise_unless_one_is_shared(make: Make) -> None:
+    """Layers of Keras have separate weights, whatever their names are."""
+    first, second = make(), make()
+    with pytest.raises(InvalidArgumentError, match=r"tables table: found two layers.*shared=True"):
+        Optimizer([first, second], "sgd")
+    first, second = make(shared=True), make()
+    assert Optimizer([first, second], "sgd").container.tables.keys() == {"table"}
+    again = type(first).from_config(first.get_config())
+    assert (again.agent.shared, second.agent.shared) == (True, False)
+    # Earlier releases stored no value, and shared the rows.
+    config = {name: value for name, value in make().get_config().items() if name != "shared"}
+    Optimizer([type(first).from_config(config) for _ in range(2)], "sgd")
+
+
+def test_layers_that_were_replaced_or_copied_may_have_the_name() -> None:
+    with StepContainer() as container:
+        for _ in range(2):
+            Optimizer(of_kind(Embedding)(container=container), "sgd")
+    model = keras.Sequential([keras.Input((), dtype="int64"), of_kind(Embedding)()])
+    before = Optimizer(model, "sgd")
+    copies = keras.models.clone_model(model), type(model).from_config(model.get_config())
+    containers = {id(Optimizer(each, "sgd").container) for each in copies}
+    assert len(containers | {id(before.container)}) == 3
+
+
 @pytest.mark.parametrize("settings", [{"mask_zero": True}, {"padding_id": 0}])
 def test_the_padding_id_has_no_row(settings: dict[str, Any]) -> None:
     layer = of_kind(Embedding)(**settings)
@@ -202,14 +270,14 @@ def test_settings_of_sparsecores_are_rejected(name: str, values: tuple[Any, ...]
 
 _SHARED = "name seed initializer vocabulary_size admission expire placement storage embedding_dim"
 _LAYERS = _SHARED.removeprefix("name ")
-_LAYERS += " output_dim input_dim embeddings_initializer table_dtype container"
+_LAYERS += " output_dim input_dim embeddings_initializer table_dtype container shared"
 TESTED: dict[Any, str] = {
     TableConfig: f"{_SHARED} optimizer combiner max_ids_per_partition dtype "
     "max_unique_ids_per_partition",
     Embedding: f"{_LAYERS} mask_zero padding_id",
     EmbeddingBag: f"{_LAYERS} combiner",
     FeatureConfig: "name table input_shape output_shape",
-    EmbeddingCollection: "features storage container",
+    EmbeddingCollection: "features storage container shared",
     DistributedEmbedding: "feature_configs table_stacking",
 }
 """Parameters that the tests of this file cover."""

@@ -59,11 +59,11 @@ class Model:
         return self._layer(tf.constant(ids)).numpy()
 
     def pool(self, ids: Any, lengths: Any, mode: str) -> Any:
-        bag = EmbeddingBag(self._dim, combiner=mode, **self._options)
+        bag = EmbeddingBag(self._dim, combiner=mode, shared=True, **self._options)
         return bag(tf.RaggedTensor.from_row_lengths(ids, lengths)).numpy()
 
     def weights_gradient(self, ids: Any, lengths: Any, weights: Any) -> Any:
-        bag = EmbeddingBag(self._dim, combiner="sum", **self._options)
+        bag = EmbeddingBag(self._dim, combiner="sum", shared=True, **self._options)
         given = tf.constant(weights)
         with tf.GradientTape() as tape:
             tape.watch(given)

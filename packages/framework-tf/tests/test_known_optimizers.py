@@ -17,7 +17,7 @@ tf = pytest.importorskip(
 
 import keras
 
-from sparring.errors import InvalidArgumentError, NonFiniteGradientError
+from sparring.errors import InvalidArgumentError, NonFiniteGradientError, UnsupportedError
 from sparring_tf.layers.embedding import Embedding
 from sparring_tf.optim import known_optimizers
 from sparring_tf.optim.optimizer import Optimizer
@@ -213,3 +213,44 @@ def test_non_finite_gradients_follow_the_policy_on_both_routes(update: str) -> N
     with pytest.raises(NonFiniteGradientError):
         optimizer.apply(tape.gradient(loss, variables), variables)
     assert np.array_equal(rows_of(optimizer), before)
+
+
+class Factor(keras.optimizers.SGD):
+    """Has an argument that `get_config` does not return."""
+
+    def __init__(self, learning_rate: float = 0.1, factor: float = 1.0, **options: Any) -> None:
+        super().__init__(learning_rate, **options)
+        self._factor = factor
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient, variable, learning_rate * self._factor)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["apply", "_clip_gradients", "_apply_weight_decay", "_get_current_learning_rate", "iterations"],
+)
+def test_subclasses_that_override_methods_that_rows_do_not_call_are_rejected(method: str) -> None:
+    kind = type("Mine", (keras.optimizers.SGD,), {method: getattr(keras.optimizers.SGD, method)})
+    heir = type("Heir", (kind,), {})
+    with pytest.raises(UnsupportedError, match=f"optimizer Heir .* overrides {method}, .*dense="):
+        made(lambda: heir(0.1))
+    layer = Embedding(3, storage="memory", name="table")
+    Optimizer(layer, keras.optimizers.SGD(0.1), dense=heir(0.1))
+
+
+def test_arguments_that_get_config_does_not_return_are_rejected() -> None:
+    with pytest.raises(UnsupportedError, match=r"attribute _factor is 1\.0, expected 0\.5; return"):
+        made(lambda: Factor(factor=0.5))
+    changed = keras.optimizers.SGD(0.1)
+    changed.mine = 1
+    with pytest.raises(UnsupportedError, match="attribute mine is None, expected 1"):
+        made(lambda: changed)
+    made(Factor)
+    kind = type("Kept", (Factor,), {"get_config": lambda self: {
+        **super(Factor, self).get_config(), "factor": self._factor
+    }})  # fmt: skip
+    layer, optimizer = made(lambda: kind(factor=0.0))
+    before = layer(IDS)
+    train(layer, optimizer, 0)
+    assert np.array_equal(layer(IDS), before)

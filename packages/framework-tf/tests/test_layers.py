@@ -96,7 +96,7 @@ def test_combiners_equal_tensorflow(combiner: str, is_weighted: bool) -> None:
     weights = tf.cast(ids.values, tf.float32) / 3 if is_weighted else tf.ones_like(ids.values)
     weights = tf.SparseTensor(ids.indices, tf.cast(weights, tf.float32), ids.dense_shape)
     single = EmbeddingBag(
-        4, combiner="sum", storage="memory", container=bag.agent.container, name="rows"
+        4, combiner="sum", storage="memory", container=bag.agent.container, name="rows", shared=True
     )
     table = tf.Variable(single(tf.range(10, dtype=tf.int64)))
     with tf.GradientTape() as tape:

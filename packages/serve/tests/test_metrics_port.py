@@ -17,6 +17,7 @@ from sparring.errors import ConfigError
 from sparring_cli import ExitCode, main
 from sparring_serve import TlsFiles
 from sparring_serve.config import ServerConfig
+from sparring_serve.server.certificate import read_expiry
 from sparring_serve.server.lookup_server import check_access
 from sparring_serve.testing.front_ends import Folder, read_metrics, scrape
 from sparring_testing.processes.certificates import make_certificate
@@ -154,3 +155,10 @@ def test_the_end_of_the_certificate_is_a_metric_and_a_warning(
         shutil.copy(tmp_path / "new.pem", certificate)
         assert days_left() == pytest.approx(days, abs=0.01)
         wait_until(lambda expected=words: any(expected in each for each in warnings()))
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"!!!!", b"MAAw", b"MIIC"])
+def test_a_file_without_a_certificate_is_rejected(content: bytes) -> None:
+    lines = b"-----BEGIN CERTIFICATE-----\n" + content + b"\n-----END CERTIFICATE-----\n"
+    with pytest.raises(ConfigError, match="found no certificate, expected one in PEM format"):
+        read_expiry(lines)

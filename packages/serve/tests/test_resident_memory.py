@@ -6,10 +6,8 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -82,21 +80,23 @@ def test_large_calls_leave_less_memory_than_the_limit_of_calls_in_flight(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["python", NATIVE])
 def test_calls_that_are_cancelled_at_once_leave_little_memory(
-    process: tuple[subprocess.Popen[str], str],
+    process: tuple[subprocess.Popen[str], str], kind: str
 ) -> None:
     started, address = process
-    before = highest = anonymous_bytes(started.pid)
+    before = anonymous_bytes(started.pid)
 
-    def cancel_calls() -> None:
-        with RawConnection(address) as connection, suppress(ConnectionError):
-            for _ in range(10_000):
-                connection.cancel(connection.begin(f"/{SERVICE}/Pull"))
+    def is_closed_after_cancelled_calls() -> bool:
+        try:
+            with RawConnection(address) as connection:
+                for _ in range(30_000):
+                    connection.cancel(connection.begin(f"/{SERVICE}/Pull"))
+        except ConnectionError:
+            return True
+        return False
 
     with ThreadPoolExecutor() as callers:
-        calls = [callers.submit(cancel_calls) for _ in range(8)]
-        while not all(each.done() for each in calls):
-            highest = max(highest, anonymous_bytes(started.pid))
-            time.sleep(0.02)
-        assert [each.exception() for each in calls] == [None] * 8
-    assert highest < 640 << 20  # a third of what 80,000 calls need
+        calls = [callers.submit(is_closed_after_cancelled_calls) for _ in range(8)]
+        are_closed = [each.result() for each in calls]
+    # gRPC of the server in Python limits such calls by itself.
+    assert any(are_closed) or kind == "python"
     wait_until(lambda: anonymous_bytes(started.pid) - before < IN_FLIGHT_BYTES, seconds=60)

@@ -10,7 +10,12 @@ import tensorflow as tf
 from sparring import StepContainer
 from sparring.adapter import StorageLike
 from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
-from sparring_tf.layers.keras_names import reject_options, resolve_dims, resolve_padding_id
+from sparring_tf.layers.keras_names import (
+    reject_options,
+    resolve_dims,
+    resolve_padding_id,
+    resolve_table_dtype,
+)
 from sparring_tf.layers.layer_configs import options_to_dict
 from sparring_tf.layers.table_configs import TableConfig, declaration
 from sparring_tf.layers.table_layer import TableLayer
@@ -40,13 +45,17 @@ class Embedding(TableLayer):
         initializer: initial embeddings; None means uniform in ±0.05. Keras's initializers are accepted,
             except those that depend on the shape of a matrix.
         embeddings_initializer: Keras's name of `initializer`.
-        table_dtype: dtype of stored rows: float32, float64, float16, bfloat16 or int8.
+        table_dtype: dtype of stored rows: float32, float64, float16, bfloat16 or int8. None means
+            float64 if the layer's variables are float64, and otherwise float32.
         admission: filter that decides which new ids get a row; see `TableConfig`. None admits all.
-        seed: determines initial embeddings, together with the table name and the id.
+        seed: determines initial embeddings, together with the table name and the id. 0 uses the seed of
+            an initializer of Keras.
         placement: which ranks store the rows; see `TableConfig`.
         expire: removes rows that were not trained for some time; see `TableConfig`.
         storage: storage backend of the rows.
         container: container of the table. By default, the `Optimizer` creates it.
+        shared: whether other layers may use the same rows: a second layer that has the name of a table
+            in the same container raises an error unless one of both has ``shared=True``.
         **options: options of `keras.layers.Layer`. `name` is also the name of the table.
 
     Raises:
@@ -66,13 +75,14 @@ class Embedding(TableLayer):
         vocabulary_size: int | None = None,
         initializer: Initializer | str | dict[str, Any] | None = None,
         embeddings_initializer: Any = None,
-        table_dtype: str = "float32",
+        table_dtype: str | None = None,
         admission: AdmissionLike = None,
         seed: int = 0,
         placement: str = "sharded",
         expire: ExpiryLike = None,
         storage: StorageLike = "hkv",
         container: StepContainer | None = None,
+        shared: bool = False,
         **options: Any,
     ) -> None:
         reject_options(options, "Embedding")
@@ -88,14 +98,16 @@ class Embedding(TableLayer):
             vocabulary_size=vocabulary_size,
             initializer=embeddings_initializer if initializer is None else initializer,
             combiner=None,
-            dtype=table_dtype,
+            dtype=resolve_table_dtype(table_dtype, self.variable_dtype),
             admission=admission,
             seed=seed,
             placement=placement,
             expire=expire,
         )
         self._storage = storage
-        self._set_agent(TableAgent([declaration(self.table, storage)], container=container))
+        self._set_agent(
+            TableAgent([declaration(self.table, storage)], container=container, shared=shared)
+        )
 
     @property
     def output_dim(self) -> int:

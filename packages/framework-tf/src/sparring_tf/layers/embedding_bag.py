@@ -9,7 +9,7 @@ import keras
 from sparring import StepContainer
 from sparring.adapter import StorageLike
 from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
-from sparring_tf.layers.keras_names import reject_options, resolve_dims
+from sparring_tf.layers.keras_names import reject_options, resolve_dims, resolve_table_dtype
 from sparring_tf.layers.layer_configs import options_to_dict
 from sparring_tf.layers.pooled_lookup import PooledFeature, pool_features
 from sparring_tf.layers.table_configs import TableConfig, check_combiner, declaration
@@ -35,13 +35,15 @@ class EmbeddingBag(TableLayer):
         vocabulary_size: maximum number of rows in the storage; None means no limit.
         initializer: initial embeddings.
         embeddings_initializer: keras-rs' name of `initializer`.
-        table_dtype: dtype of stored embeddings.
+        table_dtype: see `Embedding`.
         admission: filter that decides which new ids get a row.
-        seed: determines initial embeddings, together with the table name and the id.
+        seed: determines initial embeddings, together with the table name and the id. 0 uses the seed of
+            an initializer of Keras.
         placement: ``sharded`` or ``replicated``.
         expire: removes rows that were not trained for some time; see `TableConfig`.
         storage: storage backend of the rows.
         container: container of the table. By default, the `Optimizer` creates it.
+        shared: see `Embedding`.
         **options: options of `keras.layers.Layer`. `name` is also the name of the table.
 
     Raises:
@@ -58,13 +60,14 @@ class EmbeddingBag(TableLayer):
         vocabulary_size: int | None = None,
         initializer: Initializer | str | dict[str, Any] | None = None,
         embeddings_initializer: Any = None,
-        table_dtype: str = "float32",
+        table_dtype: str | None = None,
         admission: AdmissionLike = None,
         seed: int = 0,
         placement: str = "sharded",
         expire: ExpiryLike = None,
         storage: StorageLike = "hkv",
         container: StepContainer | None = None,
+        shared: bool = False,
         **options: Any,
     ) -> None:
         reject_options(options, "EmbeddingBag")
@@ -80,7 +83,7 @@ class EmbeddingBag(TableLayer):
             vocabulary_size=vocabulary_size,
             initializer=embeddings_initializer if initializer is None else initializer,
             combiner=combiner,
-            dtype=table_dtype,
+            dtype=resolve_table_dtype(table_dtype, self.variable_dtype),
             admission=admission,
             seed=seed,
             placement=placement,
@@ -88,7 +91,7 @@ class EmbeddingBag(TableLayer):
         )
         self._storage = storage
         declared = [declaration(self.table, storage)]
-        self._set_agent(TableAgent(declared, [[(self.name, "sum")]], container))
+        self._set_agent(TableAgent(declared, [[(self.name, "sum")]], container, shared=shared))
 
     @property
     def output_dim(self) -> int:

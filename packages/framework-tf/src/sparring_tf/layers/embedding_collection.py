@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from sparring_tf.layers.layer_configs import (
 )
 from sparring_tf.layers.pooled_lookup import PooledFeature, pool_features
 from sparring_tf.layers.table_configs import FeatureConfig, TableConfig, check_combiner, declaration
-from sparring_tf.layers.table_layer import TableLayer
+from sparring_tf.layers.table_layer import TableLayer, share_if_old
 from sparring_tf.lookup.bags import parse_bags
 from sparring_tf.lookup.ids import validate_ids
 from sparring_tf.lookup.table_agent import TableAgent
@@ -49,6 +50,7 @@ class EmbeddingCollection(TableLayer):
         features: name in the batch → `FeatureConfig`.
         storage: storage backend of the tables that do not specify one.
         container: container of the tables. By default, the `Optimizer` creates it.
+        shared: see `Embedding`.
         **options: options of `keras.layers.Layer`.
 
     Raises:
@@ -62,6 +64,7 @@ class EmbeddingCollection(TableLayer):
         *,
         storage: StorageLike = "hkv",
         container: StepContainer | None = None,
+        shared: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -69,6 +72,13 @@ class EmbeddingCollection(TableLayer):
         self._features = tuple(_checked(features).items())
         self._storage = storage
         tables = {feature.table.name: feature.table for _, feature in self._features}
+        for table in tables.values():
+            if self.variable_dtype == "float64" and table.dtype == "float32":
+                warnings.warn(
+                    f"layer {self.name!r} has dtype float64, but table {table.name!r} stores rows in "
+                    "float32; pass TableConfig(…, dtype='float64')",
+                    stacklevel=2,
+                )
         declared = [declaration(table, storage) for table in tables.values()]
         dtypes = {each.table.name: each.table.computing_dtype.name for each in declared}
         groups: dict[str, list[str]] = {}
@@ -78,7 +88,7 @@ class EmbeddingCollection(TableLayer):
         self._groups = tuple(map(tuple, groups.values()))
         table_of = {name: feature.table.name for name, feature in self._features}
         pooled_features = [[(table_of[name], "sum") for name in group] for group in self._groups]
-        self._set_agent(TableAgent(declared, pooled_features, container))
+        self._set_agent(TableAgent(declared, pooled_features, container, shared=shared))
 
     @property
     def feature_configs(self) -> dict[str, FeatureConfig]:
@@ -209,7 +219,7 @@ def features_from_dict(
     config: Mapping[str, Any],
 ) -> tuple[dict[str, FeatureConfig], dict[str, Any]]:
     """Returns the features that a layer's configuration describes, and the rest of the configuration."""
-    rest = dict(config)
+    rest = share_if_old(config)
     tables = {plain["name"]: table_from_dict(plain) for plain in rest.pop("tables")}
     features = {
         key: FeatureConfig(**{**plain, "table": tables[plain["table"]]})

@@ -16,6 +16,8 @@ __all__ = [
     "check_attribute",
     "resolve_dims",
     "convert_initializer",
+    "resolve_seed",
+    "resolve_table_dtype",
     "resolve_padding_id",
     "reject_options",
 ]
@@ -161,6 +163,54 @@ def reject_options(options: MutableMapping[str, Any], layer: str) -> None:
             raise UnsupportedError(
                 f"sparring_tf.{layer} does not support {name}, found {given!r}; {remedy}"
             )
+
+
+def resolve_table_dtype(given: str | None, variable_dtype: str) -> str:
+    """Returns the dtype of stored rows.
+
+    Args:
+        given: the argument `table_dtype`; None stores rows as Keras stores weights, but at least in
+            float32.
+        variable_dtype: dtype in which a Keras layer would store weights.
+    """
+    if given is not None:
+        return given
+    return "float64" if variable_dtype == "float64" else "float32"
+
+
+def resolve_seed(given: int, initializer: Any, table: str) -> int:
+    """Returns the seed of a table: `given`, or the seed of an initializer of Keras.
+
+    Args:
+        given: the argument `seed`, 0 by default.
+        initializer: the initializer, before `convert_initializer`.
+        table: name of the table.
+
+    Raises:
+        InvalidArgumentError: the seeds differ.
+        UnsupportedError: the seed of the initializer is not an integer.
+    """
+    if isinstance(initializer, Mapping) and "class_name" in initializer:
+        initializer = keras.initializers.deserialize(dict(initializer))
+    if not isinstance(initializer, keras.initializers.Initializer):
+        return given
+    seed = initializer.get_config().get("seed")
+    if seed is None:
+        return given
+    if not isinstance(seed, int):
+        raise UnsupportedError(
+            f"initializer of table {table!r}: found a {type(initializer).__name__} of Keras with a "
+            "SeedGenerator, but initial rows only depend on the table name, the seed and the id; pass "
+            "an integer: seed=1",
+            table=table,
+        )
+    if given not in (0, seed):
+        raise InvalidArgumentError(
+            f"table {table!r}: found seed={given} and an initializer of Keras with seed={seed}; give one "
+            "of them",
+            table=table,
+        )
+    return seed
 
 
 def convert_initializer(given: Any, table: str) -> Initializer | str | dict[str, Any] | None:

@@ -11,7 +11,7 @@ import sparring
 from sparring.adapter import StorageLike, TableDeclaration, make_declaration, shared_settings
 from sparring.contracts import AdmissionLike, ExpiryLike, Initializer
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_tf.layers.keras_names import convert_initializer
+from sparring_tf.layers.keras_names import convert_initializer, resolve_seed
 
 __all__ = ["COMBINERS", "FeatureConfig", "TableConfig", "check_combiner", "declaration"]
 
@@ -47,7 +47,7 @@ class TableConfig:
             outputs, gradients and optimizer state are computed in float32.
         admission: filter that decides which new ids get a row: an `Admission` of `sparring.contracts` or
             ``{"kind": name, parameter: value}``. None admits all.
-        seed: see `name`.
+        seed: see `name`. 0 uses the seed of an initializer of Keras.
         storage: storage backend of this table, instead of the collection's.
         expire: removes rows that were not trained for some time: a `sparring.Expiry` or
             ``{"after_steps": …, "after_days": …}``. None keeps all rows.
@@ -123,6 +123,7 @@ class TableConfig:
                 "among the ranks, or placement='replicated'",
                 table=self.name,
             )
+        object.__setattr__(self, "seed", resolve_seed(self.seed, self.initializer, self.name))
         object.__setattr__(self, "initializer", convert_initializer(self.initializer, self.name))
         if self.placement in ("auto", "default_device"):
             object.__setattr__(self, "placement", "sharded")

@@ -21,16 +21,17 @@ import tensorflow as tf
 # TensorFlow's own ops use this to detect tracing for XLA; there is no public function.
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from sparring.errors import UnsupportedError
+from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_tf.layers.keras_names import check_attribute
 from sparring_tf.lookup import exchanged_lookup, lookup_ops
+from sparring_tf.lookup.strategies import reject_strategies
 from sparring_tf.lookup.table_agent import TableAgent
 from sparring_tf.program import lookups as program_lookups
 from sparring_tf.saving.anchors import Anchor, TrainedTable
 from sparring_tf.saving.keras_files import check_file_contains_rows
 from sparring_tf.saving.keras_rows import load_rows, save_rows
 
-__all__ = ["TableLayer"]
+__all__ = ["TableLayer", "share_if_old"]
 
 
 class TableLayer(keras.layers.Layer):
@@ -40,7 +41,7 @@ class TableLayer(keras.layers.Layer):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        _reject_strategies(self.name)
+        reject_strategies(f"layer {self.name!r} has tables")
         # XLA cannot compile lookups. Keras reads this for `jit_compile="auto"`.
         self.supports_jit = False
 
@@ -76,6 +77,26 @@ class TableLayer(keras.layers.Layer):
         # Stored in the agent, because Keras would wrap an attribute of the layer.
         return self.agent.anchors
 
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Compares results of `get_weights`, which contain no rows, with the rows.
+
+        Args:
+            weights: a result of `get_weights`.
+
+        Raises:
+            InvalidArgumentError: `weights` contain a matrix, as of a Keras layer.
+        """
+        shapes = [tuple(np.shape(each)) for each in weights]
+        expected = [tuple(each.shape) for each in self.weights]
+        if len(shapes) == len(expected) and shapes != expected:
+            raise InvalidArgumentError(
+                f"set_weights of layer {self.name!r}: found shapes {shapes}, expected those of anchors, "
+                f"{expected}, because rows are not weights; to set rows, call "
+                f"optimizer.container.assign({self.agent.table_names[0]!r}, ids, matrix) of the "
+                "sparring_tf.Optimizer, whose rows belong to the ids in order"
+            )
+        super().set_weights(list(weights))
+
     def num_rows(self) -> dict[str, int]:
         """Returns table name → number of rows on this rank."""
         return {name: self.agent.container.num_rows(name) for name in self.agent.table_names}
@@ -87,7 +108,16 @@ class TableLayer(keras.layers.Layer):
             UnsupportedError: Keras is writing a file that cannot contain rows.
         """
         check_file_contains_rows(self.name)
-        return dict(super().get_config())
+        return {**super().get_config(), "shared": self.agent.shared}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Creates a layer from the result of `get_config`.
+
+        Args:
+            config: result of `get_config`.
+        """
+        return super().from_config(share_if_old(config))
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Saves the rows. Keras calls it when it saves a model or its weights.
@@ -99,6 +129,7 @@ class TableLayer(keras.layers.Layer):
         """
         self.agent.check_versions()
         for i, table in enumerate(self.agent.table_names):
+            self.agent.warn_about_unfinished_step(table)
             save_rows(self.agent.container, table, store, i)
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
@@ -122,6 +153,7 @@ class TableLayer(keras.layers.Layer):
         In a graph no lookup has started yet, so the error is raised only on this rank.
         """
         try:
+            reject_strategies(f"lookup of layer {self.name!r}")
             if not tf.executing_eagerly():
                 _reject_compilation(self.name)
             yield
@@ -156,6 +188,11 @@ class TableLayer(keras.layers.Layer):
         return found if found.dtype.name == dtype else tf.cast(found, dtype)
 
 
+def share_if_old(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a configuration whose tables are shared if it is from a release that always shared them."""
+    return {"shared": True, **config} if "storage" in config else dict(config)
+
+
 def _reject_compilation(layer: str) -> None:
     """Rejects a function that XLA will compile, before XLA raises an error that is hard to understand."""
     if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
@@ -163,16 +200,5 @@ def _reject_compilation(layer: str) -> None:
             f"layer {layer!r} is called in a tf.function with jit_compile=True, but XLA cannot compile "
             "lookups, because the rows are outside the graph; leave jit_compile out, or compile only a "
             "function that takes the embeddings",
-            layer=layer,
-        )
-
-
-def _reject_strategies(layer: str) -> None:
-    if tf.distribute.has_strategy():
-        strategy = type(tf.distribute.get_strategy()).__name__
-        raise UnsupportedError(
-            f"layer {layer!r} has tables, whose rows a {strategy} of tf.distribute cannot copy to "
-            "its replicas; start one process per rank instead, for example mpiexec -n 4 python …, and "
-            "give the layers a container of these ranks",
             layer=layer,
         )

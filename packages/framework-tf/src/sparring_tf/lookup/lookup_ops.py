@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sparring.errors import UnsupportedError
 from sparring_tf.op_library import ops
 
 __all__ = ["attach", "gather", "pool"]
@@ -71,6 +72,29 @@ def _slices(gradient: Any, ids: Any, anchor: Any) -> Any:
         ids,
         tf.constant(anchor.shape.as_list(), tf.int64),
     )
+
+
+def _reject_dense_gradient(
+    value: Any,
+    dtype: Any = None,  # noqa: ARG001 - arguments of TensorFlow's conversion functions
+    name: Any = None,  # noqa: ARG001
+    as_ref: bool = False,  # noqa: ARG001
+) -> Any:
+    """Explains why the gradient of an anchor, which has no rows, cannot be converted to a tensor."""
+    shape = None if value.dense_shape is None else tf.get_static_value(value.dense_shape)
+    if shape is None or len(shape) != 2 or shape[0]:
+        return NotImplemented
+    raise UnsupportedError(
+        "the gradient of a table's rows, tf.IndexedSlices, was converted to a dense tensor, but a table "
+        "has no fixed number of rows. Pass it to sparring_tf.Optimizer as the tape returns it, and "
+        "change it only with operations on its values, such as tf.clip_by_value; do not look up ids "
+        "inside tf.while_loop, tf.scan, tf.map_fn or a loop over tf.range whose gradient is computed "
+        "outside: look up all ids before the loop"
+    )
+
+
+# Before TensorFlow's own function, whose error would be that an id is out of range.
+tf.register_tensor_conversion_function(tf.IndexedSlices, _reject_dense_gradient, priority=50)
 
 
 @tf.RegisterGradient("SparringGather")

@@ -19,7 +19,14 @@ import numpy as np
 
 from sparring import StepContainer
 
-__all__ = ["RowVersion", "VersionedWeight", "record_change", "set_version", "get_version"]
+__all__ = [
+    "COMPUTED",
+    "RowVersion",
+    "VersionedWeight",
+    "record_change",
+    "set_version",
+    "get_version",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,10 @@ class RowVersion:
     """Unique number; 0 before the first change."""
     step: int = 0
     """Number of steps of the container at this version."""
+
+
+COMPUTED = RowVersion(-1)
+"""Version of a result of arithmetic, such as an average, which no rows have."""
 
 
 class VersionedWeight(np.ndarray):  # type: ignore[type-arg,unused-ignore]
@@ -50,8 +61,24 @@ class VersionedWeight(np.ndarray):  # type: ignore[type-arg,unused-ignore]
         self.version = getattr(source, "version", None)
         self.owner = getattr(source, "owner", "")
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        outputs = options.get("out", ())
+        if outputs:
+            options["out"] = tuple(map(_without_version, outputs))
+        result = getattr(ufunc, method)(*map(_without_version, inputs), **options)
+        for each in outputs:
+            if isinstance(each, VersionedWeight):
+                each.version = COMPUTED
+        if len(outputs) == 1:
+            return outputs[0]
+        return VersionedWeight.of(result, COMPUTED, "") if type(result) is np.ndarray else result
+
     def __reduce__(self) -> Any:
         return VersionedWeight.of, (np.asarray(self), self.version, self.owner)
+
+
+def _without_version(value: Any) -> Any:
+    return value.view(np.ndarray) if isinstance(value, VersionedWeight) else value
 
 
 _numbers = itertools.count(1)

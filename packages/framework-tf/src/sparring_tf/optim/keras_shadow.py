@@ -108,6 +108,7 @@ class KerasShadow:
         # The learning rate is an argument of each step.
         config["learning_rate"] = 1.0
         optimizer = type(native).from_config(config)
+        _check_copy(native, optimizer)
         self._check_initial_state(native, config, dim, dtype)
         reference = keras.Variable(np.zeros((1, dim)), dtype=dtype, name="rows")
         # Keras does not support an unspecified number of rows, but TensorFlow's variables do, and
@@ -136,7 +137,8 @@ class KerasShadow:
             for variable, part in zip(variables, parts, strict=True):
                 variable.assign(part)
             optimizer.iterations.assign(tf.cast(iterations, optimizer.iterations.dtype))
-            if clip is not None:
+            # As in Keras, 0 does not clip.
+            if clip is not None and clip > 0:
                 gradients = tf.clip_by_value(gradients, -clip, clip)
             if decay is not None:
                 rate = tf.cast(learning_rate, dtype) * tf.cast(decay, dtype)
@@ -246,6 +248,7 @@ def check_row_by_row(native: Any) -> None:
         "gradient_accumulation_steps": "give it to sparring_tf.Optimizer",
         "loss_scale_factor": "wrap sparring_tf.Optimizer in a sparring_tf.LossScaleOptimizer",
     }
+    _check_overrides(native, name)
     excluded = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
     if any(getattr(native, each, None) for each in excluded):
         raise UnsupportedError(
@@ -262,6 +265,55 @@ def check_row_by_row(native: Any) -> None:
                 f"a table: {remedy}",
                 optimizer=name,
                 setting=setting,
+            )
+
+
+_LIBRARIES = ("keras", "tensorflow", "builtins")
+_NOT_CALLED = (
+    *("apply", "apply_gradients", "stateless_apply", "learning_rate", "iterations"),
+    *("scale_loss", "finalize_variable_values"),
+    *("_clip_gradients", "_apply_weight_decay", "_use_weight_decay", "_get_current_learning_rate"),
+    *("_backend_apply_gradients", "_backend_update_step", "_distributed_tf_update_step"),
+    *("_backend_increment_gradient_accumulators", "_backend_reset_gradient_accumulators"),
+    *("_clip_by_norm", "_filter_empty_gradients", "_overwrite_variables_directly_with_gradients"),
+)
+"""Methods that a step over rows does not call. It calls `update_step`, after clipping and decay."""
+
+
+def _check_overrides(native: Any, name: str) -> None:
+    """Checks that a subclass does not override methods that are not called for rows."""
+    own = [each for each in type(native).__mro__ if each.__module__.split(".")[0] not in _LIBRARIES]
+    for method in _NOT_CALLED:
+        if method in vars(native) or any(method in vars(each) for each in own):
+            raise UnsupportedError(
+                f"optimizer {name} cannot update rows of a table: it overrides {method}, which is not "
+                "called for rows; override update_step, which is called with the gradients of rows, or "
+                "give Optimizer a class of Keras, and this one as dense=…",
+                optimizer=name,
+                setting=method,
+            )
+
+
+_PLAIN = (bool, int, float, str, type(None))
+_DIFFERENT = ("built", "name", "_lock")
+"""Attributes in which a copy of an optimizer may differ."""
+
+
+def _check_copy(native: Any, copy: Any) -> None:
+    """Checks that a copy has the attributes of the optimizer, which `get_config` must return."""
+    name = type(native).__name__
+    for attribute, value in vars(native).items():
+        if not isinstance(value, _PLAIN) or attribute in _DIFFERENT:
+            continue
+        found = vars(copy).get(attribute)
+        # Compared by identity too, because of NaN.
+        if found is not value and found != value and not attribute.startswith("_self_"):
+            raise UnsupportedError(
+                f"optimizer {name} cannot update rows of a table: rows are updated by a copy that "
+                f"from_config creates, whose attribute {attribute} is {found!r}, expected {value!r}; "
+                f"return the argument of the constructor from get_config of {name}",
+                optimizer=name,
+                setting=attribute,
             )
 
 

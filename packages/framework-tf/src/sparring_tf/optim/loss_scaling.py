@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from sparring_tf.saving.anchors import read_by_own_scaler
+
 __all__ = ["LossScaleOptimizer", "adopt_scaler"]
 
 
@@ -21,6 +23,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     automatically. Create it yourself to pass options: first a `sparring_tf.Optimizer`, then the options
     of Keras, such as `initial_scale`, `dynamic_growth_steps` and `name`.
     """
+
+    def apply(self, grads: Iterable[Any], trainable_variables: Any = None) -> None:
+        """Calls `apply` of the inner optimizer with unscaled gradients if all of them are finite.
+
+        Args:
+            grads: see `Optimizer.apply`.
+            trainable_variables: see `Optimizer.apply`.
+        """
+        with read_by_own_scaler():
+            super().apply(grads, trainable_variables)
 
     def check_finite(self, grads: Iterable[Any]) -> Any:
         """Returns whether all gradients are finite, as a boolean tensor.
@@ -55,7 +67,7 @@ def adopt_scaler(inner: Any) -> bool:
         is_scaler = isinstance(outer, keras.optimizers.LossScaleOptimizer)
         if is_scaler and outer.__dict__.get("inner_optimizer") is inner:
             if type(outer) is keras.optimizers.LossScaleOptimizer:
-                # The classes differ by one method.
+                # The classes differ by methods alone.
                 outer.__class__ = LossScaleOptimizer
             return isinstance(outer, LossScaleOptimizer)
     return False

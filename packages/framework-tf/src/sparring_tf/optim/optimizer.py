@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,12 +18,29 @@ from sparring.adapter import (
 )
 from sparring.contracts import UpdateMethod
 from sparring.errors import InvalidArgumentError, UnsupportedError
-from sparring_tf.lookup.table_agent import TableAgent
+from sparring_tf.lookup.strategies import reject_strategies
+from sparring_tf.lookup.table_agent import TableAgent, find_anchors
+from sparring_tf.optim.dense_parts import find_ratio, scale_rate, start_again_unless
 from sparring_tf.optim.dense_ranks import average_gradients, broadcast
 from sparring_tf.optim.fused_updater import FusedUpdater
 from sparring_tf.optim.keras_shadow import check_row_by_row
 from sparring_tf.optim.loss_scaling import adopt_scaler
 from sparring_tf.optim.native_updater import NativeUpdater
+from sparring_tf.optim.optimizer_arguments import (
+    check_known,
+    check_missing,
+    copy_optimizer,
+    find_agents,
+    find_settings,
+    is_schedule,
+    rate_of,
+    reject_setting,
+    resolve_rate,
+    serialize_rate,
+    validate_accumulation_steps,
+    validate_dense,
+    validate_slices,
+)
 from sparring_tf.optim.planned_job import create_planned_container
 from sparring_tf.optim.row_updates import RowUpdates, Updater
 from sparring_tf.saving.anchors import trained_table
@@ -64,7 +80,8 @@ class Optimizer(keras.optimizers.Optimizer):
             Ftrl, Lion and others), or an update method or its name.
         dense: optimizer of ordinary variables. Defaults to a copy of `sparse` that follows the learning
             rate of this optimizer.
-        learning_rate: a number or a schedule; only for update methods.
+        learning_rate: a number, a schedule or a function; only for update methods, which also accept
+            `lr`. Defaults to the rate of Keras's optimizer of the same name, or else to 0.01.
         gradient_accumulation_steps: number of calls whose mean gradients make one step, also for `dense`.
         non_finite_gradients: ``raise``: NaN or infinity in a gradient of a row raises an error before
             anything changes; ``skip``: the affected rows are counted and not changed. None uses the
@@ -127,22 +144,26 @@ class Optimizer(keras.optimizers.Optimizer):
                         f"Optimizer: {given} is only supported for update methods; pass hyper-parameters "
                         f"to {type(sparse).__name__}"
                     )
-        elif learning_rate is None:
-            learning_rate = 0.01
-        # Keras accepts a schedule or a number.
-        super().__init__(learning_rate=_rate_of(sparse) if is_native else learning_rate, name=name)
+        else:
+            learning_rate = resolve_rate(sparse, learning_rate, hyperparameters)
+        # Keras accepts a schedule, a function or a number.
+        super().__init__(learning_rate=rate_of(sparse) if is_native else learning_rate, name=name)
         self._sparse, self._hyperparameters = sparse, dict(hyperparameters)
         self._by_table = {table: dict(own) for table, own in (tables or {}).items()}
         self._policy, self._update, self._plan = non_finite_gradients, update, plan
-        self._num_parts = _validate_accumulation_steps(gradient_accumulation_steps)
+        self._num_parts = validate_accumulation_steps(gradient_accumulation_steps)
         self._follows = dense is None and is_native
-        self.dense = _copy(sparse) if self._follows else _validate_dense(dense)
+        self.dense = (
+            copy_optimizer(sparse) if self._follows else validate_dense(dense, self._num_parts)
+        )
         if self.dense is not None and self._num_parts > 1:
             self.dense.gradient_accumulation_steps = self._num_parts
+        self._dense_ratio = 1.0 if self.dense is None else find_ratio(self, self.dense)
         self._rows: RowUpdates | None = None
         self._has_other_scaler = False
+        self._settings = find_settings(sparse)
         if layers is not None:
-            self._join(_agents_of(layers))
+            self._join(find_agents(layers))
 
     @classmethod
     def from_method(cls, layers: Any, method: str, native: Any, **options: Any) -> Optimizer:
@@ -156,11 +177,47 @@ class Optimizer(keras.optimizers.Optimizer):
             native: a Keras optimizer.
             **options: options of the constructor.
         """
-        made = cls(layers, method, dense=_copy(native), learning_rate=_rate_of(native), **options)
+        made = cls(
+            layers, method, dense=copy_optimizer(native), learning_rate=rate_of(native), **options
+        )
         made._follows = True
         return made
 
     # -- side effects of Keras ------------------------------------
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("_settings", ()):
+            reject_setting(self, self._sparse, name, value)
+        super().__setattr__(name, value)
+
+    @property
+    def learning_rate(self) -> Any:
+        """Learning rate of rows, and of ordinary variables unless `dense` was given.
+
+        With `dense`, an assigned number changes the rate of `dense` by the same factor; to change only
+        one of them, assign ``optimizer.dense.learning_rate`` afterwards.
+
+        Raises:
+            InvalidArgumentError: a rate is assigned that `dense` cannot follow.
+        """
+        return self._get_current_learning_rate()
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        if self.dense is not None and not self._follows:
+            scale_rate(self.dense, self._learning_rate, value, self._dense_ratio)
+        keras.optimizers.Optimizer.learning_rate.fset(self, value)
+
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        """Called by Keras at the end of `fit`: assigns averages of ordinary variables if `dense` has
+        ``use_ema=True``.
+
+        Args:
+            var_list: variables of the model. Anchors are skipped.
+        """
+        if self.dense is not None and self.dense.built:
+            ordinary = [each for each in var_list if trained_table(each) is None]
+            self.dense.finalize_variable_values(ordinary)
 
     @property
     def loss_scale_factor(self) -> float:
@@ -169,7 +226,12 @@ class Optimizer(keras.optimizers.Optimizer):
         return 1.0
 
     @loss_scale_factor.setter
-    def loss_scale_factor(self, _: Any) -> None:
+    def loss_scale_factor(self, value: Any) -> None:
+        if value is not None:
+            raise UnsupportedError(
+                f"Optimizer does not support loss_scale_factor, found {value!r}; wrap it: "
+                "sparring_tf.LossScaleOptimizer(optimizer, initial_scale=…)"
+            )
         # The constructor of a LossScaleOptimizer sets it, also when model.compile creates one.
         self._has_other_scaler = not adopt_scaler(self)
 
@@ -227,18 +289,13 @@ class Optimizer(keras.optimizers.Optimizer):
                 "sparring_tf.LossScaleOptimizer"
             )
         if self.built:
+            indices = self._trainable_variables_indices
+            check_known(variables, self.container, lambda each: self._var_key(each) in indices)
             return
-        anchors = list(filter(None, map(trained_table, variables)))
         if self._rows is None:
+            anchors = list(filter(None, map(trained_table, variables)))
             self._join(list({id(each.agent): each.agent for each in anchors}.values()))
-        known = self.container.tables
-        for trained in anchors:
-            if trained.agent.container is not self.container or trained.name not in known:
-                raise InvalidArgumentError(
-                    f"table {trained.name!r} is trained, but this Optimizer was created without its "
-                    "layer; give it all layers with tables",
-                    table=trained.name,
-                )
+        check_known(variables, self.container, lambda _: True)
         ordinary = [each for each in variables if trained_table(each) is None]
         if ordinary and self.dense is None:
             raise InvalidArgumentError(
@@ -280,8 +337,6 @@ class Optimizer(keras.optimizers.Optimizer):
         # Keras tracks the attribute, so these variables become variables of this optimizer.
         self.kept_for_tables = updater.variables
         self._rows = RowUpdates(container, updater, self._num_parts)
-        for agent in agents:
-            agent.has_optimizer = True
 
     def _known_rows(self) -> RowUpdates:
         if self._rows is None:
@@ -304,10 +359,12 @@ class Optimizer(keras.optimizers.Optimizer):
 
         Raises:
             InvalidArgumentError: a gradient of an anchor is not `tf.IndexedSlices`, the numbers of
-                gradients and variables differ, or all gradients are None.
+                gradients and variables differ, all gradients are None, or a variable is unknown.
+            UnsupportedError: it is called in a strategy of `tf.distribute`.
             NonFiniteGradientError: a gradient of a row contains NaN or infinity, and the policy is
                 ``raise``. In a graph, TensorFlow raises its own error with the same text.
         """
+        reject_strategies("Optimizer.apply")
         if trainable_variables is None:
             if not self.built:
                 raise InvalidArgumentError(
@@ -323,7 +380,7 @@ class Optimizer(keras.optimizers.Optimizer):
                 f"apply: found {len(gradients)} gradients for {len(variables)} variables; pass one per "
                 "variable, or None for a variable without a gradient"
             )
-        _check_missing(gradients, variables)
+        check_missing(gradients, variables)
         tables, slices, dense = [], [], []
         for gradient, variable in zip(gradients, variables, strict=True):
             trained = trained_table(variable)
@@ -331,18 +388,32 @@ class Optimizer(keras.optimizers.Optimizer):
                 dense.append((gradient, variable))
             elif gradient is not None:
                 tables.append(trained.name)
-                slices.append(_validate_slices(gradient, trained.name))
+                slices.append(validate_slices(gradient, trained.name))
         dense = average_gradients(dense, self.container.collective, self.container.quiesce)
-        anchors = [each for each in self._trainable_variables if trained_table(each) is not None]
+        # Includes layers that are frozen, which may be trained later, and other layers of a table.
+        anchors = [] if tf.executing_eagerly() else find_anchors(self.container)
         rate = self._get_current_learning_rate()
-        is_taken = self._known_rows().step(tables, slices, anchors, rate, self._iterations.value)
-        with tf.control_dependencies([] if tf.executing_eagerly() else [is_taken]):
+        is_parted = self._num_parts > 1 and self.dense is not None and self.dense.built
+        dense_calls = self.dense._iterations.value if is_parted else -1
+        count = self._known_rows().step(
+            tables, slices, anchors, rate, self._iterations.value, dense_calls
+        )
+        with tf.control_dependencies([] if tf.executing_eagerly() else [count]):
+            if is_parted:
+                dense = start_again_unless(self.dense, count - 1, dense)
             if any(gradient is not None for gradient, _ in dense):
                 if self._follows:
                     # Converted, because Keras would track a variable as part of the other optimizer.
                     self.dense.learning_rate = tf.convert_to_tensor(rate)
                 self.dense.apply(*map(list, zip(*dense, strict=True)))
+            is_taken = count == self._num_parts
             self._iterations.assign_add(tf.cast(is_taken, self._iterations.dtype))
+
+    def _get_current_learning_rate(self) -> Any:
+        if self._num_parts == 1 or not is_schedule(self._learning_rate):
+            return super()._get_current_learning_rate()
+        # As in Keras, a schedule counts calls, and a step has the rate of its last call.
+        return self._learning_rate((self._iterations + 1) * self._num_parts - 1)
 
     @property
     def variables(self) -> list[Any]:
@@ -366,11 +437,7 @@ class Optimizer(keras.optimizers.Optimizer):
             )
         is_native = isinstance(self._sparse, keras.optimizers.Optimizer)
         serialize = keras.optimizers.serialize
-        rate = self._learning_rate
-        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-            rate = keras.optimizers.schedules.serialize(rate)
-        else:
-            rate = float(keras.ops.convert_to_numpy(rate))
+        rate = serialize_rate(self._learning_rate)
         is_copied = is_native and self._follows
         config = {
             "name": self.name,
@@ -379,6 +446,9 @@ class Optimizer(keras.optimizers.Optimizer):
             "gradient_accumulation_steps": None if self._num_parts == 1 else self._num_parts,
             "non_finite_gradients": self._policy,
         }
+        if is_native:
+            # The rate may have been assigned since.
+            config["sparse"]["config"]["learning_rate"] = rate
         if self._update != "auto":
             config["update"] = self._update
         if not is_native:
@@ -400,86 +470,8 @@ class Optimizer(keras.optimizers.Optimizer):
                 config[key] = keras.optimizers.deserialize(config[key])
         rate = config.get("learning_rate")
         if isinstance(rate, dict):
-            config["learning_rate"] = keras.optimizers.schedules.deserialize(rate)
+            config["learning_rate"] = keras.saving.deserialize_keras_object(rate)
+        if rate is not None:
+            # Ignored by releases that stored it.
+            config.pop("lr", None)
         return cls(None, config.pop("sparse"), **config)
-
-
-def _rate_of(native: Any) -> Any:
-    """Returns the number or schedule that an optimizer was created with."""
-    rate = native._learning_rate
-    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        return rate
-    return float(keras.ops.convert_to_numpy(rate))
-
-
-def _copy(native: Any) -> Any:
-    config = {**native.get_config(), "learning_rate": float(native.learning_rate)}
-    return type(native).from_config(config)
-
-
-def _validate_dense(given: Any) -> Any:
-    if given is None or isinstance(given, keras.optimizers.Optimizer):
-        return given
-    raise InvalidArgumentError(
-        "Optimizer: dense must be a Keras optimizer, such as keras.optimizers.Adam(1e-3), or None; "
-        f"found {given!r}"
-    )
-
-
-def _validate_accumulation_steps(given: int | None) -> int:
-    if given is None:
-        return 1
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise InvalidArgumentError(
-            f"Optimizer: gradient_accumulation_steps must be a positive integer, found {given!r}"
-        )
-    return given
-
-
-def _check_missing(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Rejects a step without any gradient, and warns about variables without one, as Keras does."""
-    given = [*zip(gradients, variables, strict=True)]
-    missing = [variable for gradient, variable in given if gradient is None]
-    if len(missing) == len(given):
-        raise InvalidArgumentError(
-            "apply: no variable has a gradient, so the step would change nothing; compute the loss from "
-            "the model's outputs inside the tape, and pass a loss to compile"
-        )
-    if any(gradient is not None and trained_table(each) is None for gradient, each in given):
-        # The optimizer of ordinary variables warns about these.
-        missing = [each for each in missing if trained_table(each) is not None]
-    if missing:
-        names = ", ".join(each.path for each in missing)
-        warnings.warn(
-            f"apply: found no gradients for {names}, which remain unchanged; if they should be trained, "
-            "call their layers inside the tape, and compute the loss from the outputs",
-            stacklevel=3,
-        )
-
-
-def _validate_slices(gradient: Any, table: str) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    raise InvalidArgumentError(
-        f"apply: the gradient of table {table!r} must be tf.IndexedSlices, as returned by a tape, found "
-        f"{type(gradient).__name__}; do not convert it to a dense tensor, leave the table's anchor out "
-        "of penalties, and combine gradients of several batches with "
-        "gradient_accumulation_steps=…",
-        table=table,
-    )
-
-
-def _agents_of(layers: Any) -> list[TableAgent]:
-    roots = list(layers) if isinstance(layers, (list, tuple)) else [layers]
-    agents: dict[int, TableAgent] = {}
-    for root in roots:
-        if not isinstance(root, keras.layers.Layer):
-            raise InvalidArgumentError(
-                f"Optimizer takes models and layers with tables, found {type(root).__name__}; pass the "
-                "model"
-            )
-        for weight in root.weights:
-            trained = trained_table(weight)
-            if trained is not None:
-                agents.setdefault(id(trained.agent), trained.agent)
-    return list(agents.values())

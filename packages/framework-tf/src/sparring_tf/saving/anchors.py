@@ -17,7 +17,8 @@ tensors of all variables. Differences that are found then raise an error, and no
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,7 @@ from sparring_tf.saving.sidecar import begin_save
 if TYPE_CHECKING:
     from sparring_tf.lookup.table_agent import TableAgent
 
-__all__ = ["Anchor", "TrainedTable", "trained_table"]
+__all__ = ["Anchor", "TrainedTable", "read_by_own_scaler", "trained_table"]
 
 _STATE = "SPARRING_STATE"
 _ARRAYS = {
@@ -60,6 +61,19 @@ _ARRAYS = {
     _STATE: "state",
 }
 _DTYPES = {"SPARRING_KEYS": tf.int64, "SPARRING_ROWS": tf.uint8, "SPARRING_SCORES": tf.uint64}
+
+
+_is_own_scaler: list[bool] = []
+
+
+@contextmanager
+def read_by_own_scaler() -> Iterator[None]:
+    """Allows a `sparring_tf.LossScaleOptimizer` to read properties that Keras optimizers read."""
+    _is_own_scaler.append(True)
+    try:
+        yield
+    finally:
+        _is_own_scaler.pop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +111,11 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         """False. Keras optimizers read it from each variable before a step.
 
         Raises:
-            InvalidArgumentError: there is no `sparring_tf.Optimizer` for the table. Another optimizer
-                would treat the anchor as a matrix without rows.
+            InvalidArgumentError: it is not read in `read_by_own_scaler`. Another optimizer would treat
+                the anchor as a matrix without rows.
         """
         trained = self.sparring_table
-        if not trained.agent.has_optimizer:
+        if not _is_own_scaler:
             raise InvalidArgumentError(
                 f"the rows of table {trained.name!r} cannot be updated by a Keras optimizer; "
                 "wrap it: sparring_tf.Optimizer(model, keras.optimizers.Adam(…))",
@@ -124,10 +138,17 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         return trained.agent.with_version(trained.name, super().numpy())
 
     def assign(self, value: Any) -> Any:
-        """Compares the version of a result of `numpy` with the rows. Called by `set_weights`."""
+        """Compares the version of a result of `numpy` with the rows. Called by `set_weights`.
+
+        Raises:
+            InvalidArgumentError: the value is a tensor or another result of arithmetic, which is not
+                connected to any rows.
+        """
+        trained = self.sparring_table
+        if not isinstance(value, np.ndarray):
+            trained.agent.reject_values(trained.name, f"a value of class {type(value).__name__}")
         assigned = super().assign(value)
-        if isinstance(value, np.ndarray):
-            self.sparring_table.agent.on_weights_set(self.sparring_table.name, value)
+        trained.agent.on_weights_set(trained.name, value)
         return assigned
 
     # TensorFlow's protocol for the contents of a checkpoint.
@@ -150,6 +171,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         trained = self.sparring_table
         container, table = trained.agent.container, trained.name
         trained.agent.check_versions()
+        trained.agent.warn_about_unfinished_step(table)
         check_ranks(container, table, "checkpoint", "save a snapshot: container.save(url)")
         if saved_rows.num_row_bytes(container, table) <= saved_rows.MAX_BYTES:
             return gather_rows(container, table)

@@ -36,7 +36,7 @@ def read_expiry(content: bytes) -> float:
     found = _PEM.search(content)
     try:
         expiry = None if found is None else _end_of_validity(base64.b64decode(found[1]))
-    except (ValueError, IndexError, binascii.Error):
+    except (ValueError, IndexError, StopIteration, binascii.Error):
         expiry = None
     if expiry is None:
         raise ConfigError(
