@@ -286,7 +286,7 @@ def test_unsupported_column_types_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"column 'tags': found list.*; add it to data\.lists"):
         all_rows(path, categorical=["tags"])
     with pytest.raises(DataError, match=r"expected lists; remove it from data\.lists"):
-        all_rows(path, lists=["item"])
+        all_rows(path, lists=["item"], separator=None)
 
 
 def test_missing_files_are_rejected(tmp_path: Path) -> None:

@@ -303,7 +303,7 @@ class CsvRows:
                 sample = [each for each in lists.flatten().to_pylist() if each is not None]
             missing = {*NO_NUMBER.to_pylist(), *self.data.missing_values}
             sample = [each for each in sample if each not in missing]
-            return "integer" if are_integers(sample, self.data.decimal) else "string"
+            return "integer" if are_integers(sample) else "string"
         if name == self.data.time and not all(
             is_number(each, self.data.decimal) for each in sample[:1]
         ):
@@ -317,7 +317,7 @@ class CsvRows:
 
     def _typed(self, array: Any, name: str, bad: list[BadValue]) -> Any:
         kind, style = self._kinds[name], self._style
-        if name == POSITION and kind == "number":
+        if self.data.form == "lines" and name == POSITION and kind == "number":
             return array.cast(pyarrow.int64())
         separator = self.data.find_separator(name)
         if name not in self.data.lists or separator is None:

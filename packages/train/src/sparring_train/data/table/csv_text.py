@@ -40,7 +40,7 @@ TYPED_NAME = re.compile(r"(.+):(token|float|token_seq|float_seq)", re.DOTALL)
 
 def get_delimiter(file: TableFile, data: TableData) -> str:
     """Returns the separator of values."""
-    return data.delimiter or ("\t" if file.has_tabs else ",")
+    return data.delimiter or file.delimiter
 
 
 def find_parser_delimiter(file: TableFile, data: TableData) -> str:

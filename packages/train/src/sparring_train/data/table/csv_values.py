@@ -185,7 +185,7 @@ def without_utc(array: Any) -> Any:
     return pc.replace_substring_regex(array, _UTC, r"\1")
 
 
-def are_integers(texts: Sequence[str], decimal: Decimal) -> bool:
+def are_integers(texts: Sequence[str]) -> bool:
     """Returns whether there is at least one text and all are integers of 64 bits."""
     pattern = re.compile(_INTEGER)
     found = [pattern.fullmatch(each) for each in texts]

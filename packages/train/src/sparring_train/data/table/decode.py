@@ -210,8 +210,10 @@ class Decoder:
     # -- ids ------------------------------------------------------------------------------
 
     def _column(self, array: Any, feature: Feature, problems: _Problems) -> Column:
-        separator = self._data.find_separator(feature.name)
-        if feature.is_list and separator is not None and not types.is_nested(array.type):
+        is_set = "separator" in self._data.model_fields_set
+        separator = self._data.find_separator(feature.name) if is_set else None
+        element = array.type.value_type if types.is_dictionary(array.type) else array.type
+        if feature.is_list and separator is not None and _is_text(element):
             array = split_lists(array.cast(pyarrow.string()), separator, True)
         is_list = types.is_list(array.type) or types.is_large_list(array.type)
         if feature.is_list and types.is_null(array.type):

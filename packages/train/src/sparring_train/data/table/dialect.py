@@ -107,7 +107,7 @@ def _find(file: TableFile, given: TableData) -> Dialect:
         if dialect.keys.get("form") == "lines":
             dialect.keys |= {"delimiter": " ", "column_names": ("user", "item")}
         return dialect
-    if delimiter != get_delimiter(file, given):
+    if delimiter != file.delimiter:
         dialect.keys["delimiter"] = delimiter
     rows = _rows(lines, delimiter)
     if given.form is None and _are_items([" ".join(row) for row in rows[1:] if len(row) == 2]):

@@ -88,8 +88,9 @@ class TableFile:
         return "csv" if self.path.endswith(_ENDINGS) else None
 
     @property
-    def has_tabs(self) -> bool:
-        return self.path.removesuffix(".gz").endswith((".tsv", ".inter"))
+    def delimiter(self) -> str:
+        """Separator of values that the ending of the name implies."""
+        return "\t" if self.path.removesuffix(".gz").endswith((".tsv", ".inter")) else ","
 
     @property
     def has_json(self) -> bool:

@@ -79,6 +79,11 @@ def sample_csv(path: str, files: Sequence[TableFile], given: TableData) -> Sampl
         **{"kind": "table", "path": path, "categorical": (), "bad_rows": "skip", **keys},
         missing_values=given.missing_values,
     )
+    if dialect.header_doubt is not None:
+        # Names are asked for. Until then, the first row may contain equal values.
+        numbers = range(1, len(dialect.first_rows[0]) + 1)
+        names = tuple(f"column_{number}" for number in numbers)
+        section = section.model_copy(update={"column_names": names})
     headers = [CsvRows([file], section, ()).names(file) for file in files]
     for file, names in zip(files, headers, strict=True):
         check_names(file, names)
@@ -155,9 +160,10 @@ def _find_style(texts: Mapping[str, _Texts], given: TableData, sample: Sample) -
     style = styles[totals.index(max(totals))]
     for name in numeric:
         if shares[name][styles.index(style)] < _MOSTLY:
+            groups = "" if style.thousands is None else f" and {style.thousands!r} in thousands"
             sample.unlike[name] = (
                 f"its numbers are not written like those of other columns, with the decimal sign "
-                f"{style.decimal!r} and {style.thousands!r} between groups of digits; write all alike"
+                f"{style.decimal!r}{groups}; leave it out, or write all alike"
             )
     found = [sign for sign in signs if any(texts[name].contains(sign) for name in numeric)]
     style = replace(

@@ -23,6 +23,7 @@ from sparring_train.recommend.column_names import (
     ITEMS,
     LABELS,
     QUANTITIES,
+    SESSIONS,
     TIMES,
     USERS,
     plain_name,
@@ -130,9 +131,7 @@ class TableSummary:
                 each.type = "unsigned"
             elif is_text(values.type) and each.separator is None:
                 first = texts.slice(0, _FIRST_ROWS).drop_null().to_pylist()
-                each.type = (
-                    "string" if are_integers(first, self.sample.keys.get("decimal", ".")) else None
-                )
+                each.type = "string" if are_integers(first) else None
 
     def find_bad_rows(self, columns: Sequence[str], required: Sequence[str]) -> None:
         """Counts the unusable rows.
@@ -321,7 +320,8 @@ def _summarize_integers(
         found.role, found.why = "time", "name and values"
         return
     is_id_name = bool(words & _ID_NAMES | words & {*USERS, *ITEMS})
-    if words & QUANTITIES and "id" not in words:
+    is_count = bool(words & {f"{each}s" for each in SESSIONS})
+    if (words & QUANTITIES or is_count) and "id" not in words:
         found.role, found.why = "numeric", "name of quantities"
     elif is_id_name and not _numbers_rows(found, len(values), words):
         found.role, found.why = "categorical", "name of ids"
@@ -339,7 +339,9 @@ def _summarize_integers(
         return
     else:
         found.role, found.why = "numeric", "small whole numbers"
-        if not is_float:
+        if found.num_distinct == 2:
+            found.why = "two whole numbers"
+        elif not is_float:
             found.unsure = (
                 "whole numbers that look like counts; move it to categorical if they are ids"
             )
