@@ -435,6 +435,13 @@ def test_effect_of_report_path(runs: Runs) -> None:
     assert "embedding_l2" in Path("report.html").read_text()
 
 
+@shows("report.columns")
+def test_effect_of_report_columns(runs: Runs) -> None:
+    pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
+    runs.ratings("report={path: report.html, columns: {user: 'user: name of users'}}")
+    assert "user: name of users" in Path("report.html").read_text()
+
+
 # -- trackers -----------------------------------------------------------------------------
 
 

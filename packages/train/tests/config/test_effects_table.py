@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv as python_csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,53 @@ def test_effects_of_table_delimiter_decimal_and_missing_values(runs: Runs) -> No
         _ran(runs, keys[0])
     with pytest.raises(DataError, match=r"column 'price': found '.*,.*data\.decimal"):
         _ran(runs, *keys[:2])
+
+
+@shows(
+    "data:table.encoding", "data:table.skip_lines", "data:table.trim", "data:table.thousands",
+    "data:table.number_signs", "data:table.date_order",
+)  # fmt: skip
+def test_effects_of_how_texts_are_written(runs: Runs) -> None:
+    plain = _table(80).to_pylist()
+    for row in plain:
+        row["item"] += "é"
+        row["price"] = f"{row['price'] * 1000:.2f}"
+        row["at"] = f"2024-{row['at'] % 3 + 1:02}-{row['at'] % 9 + 10} 10:00:00"
+    _write_lines(runs.folder / "plain.csv", plain, ",")
+    split = ["data.split={time: 0.2}", "data.time=at"]
+    own = _ran(runs, "data.path=plain.csv", *split)
+    for row in plain:
+        row["user"] = f" {row['user']} "
+        row["price"] = f"{float(row['price']):,.2f} €"
+        row["at"] = "/".join(reversed(row["at"][:10].split("-"))) + " 10:00"
+    _write_lines(runs.folder / "odd.csv", plain, ";")
+    text = (runs.folder / "odd.csv").read_text()
+    (runs.folder / "odd.csv").write_text(f"sep=;\n{text}", encoding="utf-16")
+    keys = {
+        "encoding": "utf-16", "skip_lines": "1", "trim": "true", "thousands": '","',
+        "number_signs": "['€']", "date_order": "dmy",
+    }  # fmt: skip
+    odd = ["data.path=odd.csv", 'data.delimiter=";"', *split]
+    read = _ran(runs, *odd, *(f"data.{key}={value}" for key, value in keys.items()))
+    assert (read.losses, read.rows) == (own.losses, own.rows)
+    for left in keys:
+        rest = [f"data.{key}={value}" for key, value in keys.items() if key != left]
+        if left == "trim":  # integers with spaces are strings
+            assert _ran(runs, *odd, *rest).losses != own.losses
+        else:
+            with pytest.raises(DataError, match=r"odd\.csv"):
+                _ran(runs, *odd, *rest)
+
+
+@shows("data:table.form")
+def test_effect_of_table_form(runs: Runs) -> None:
+    rows = _table(80).to_pylist()
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    _ran(runs)
+    (runs.folder / "log").write_text(lines)
+    assert _ran(runs, "data.path=log", "data.form=json").losses == _ran(runs).losses
+    with pytest.raises(DataError, match="must all end in"):
+        _ran(runs, "data.path=log")
 
 
 @shows("data:table.label_values")

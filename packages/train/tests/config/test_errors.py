@@ -59,7 +59,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     ),
     "unknown key far from any other": (
         RATINGS + "report:\n  zzz: 1\n",
-        ["run.yaml:10:3: unknown key 'zzz' in report (expected path or trace_path)"],
+        ["run.yaml:10:3: unknown key 'zzz' in report (expected path, trace_path or columns)"],
     ),
     "unknown key of one kind": (
         RATINGS.replace("path:", "pth: 1\n  path:"),

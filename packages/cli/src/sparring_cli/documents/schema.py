@@ -47,7 +47,7 @@ def find_shape(annotation: Any) -> Shape:
             return find_shape(parts[0])
         members = dict(map(_member, parts))
         models = {tag: part for tag, part in members.items() if _is_model(part)}
-        if models:
+        if models or any(get_origin(part) is typing.Annotated for part in parts):
             return Shape(models, frozenset(members))
     if origin is dict or origin is tuple or origin is list:
         return Shape({}, items=get_args(annotation)[-1 if origin is dict else 0])
@@ -102,7 +102,9 @@ def _member(part: Any) -> tuple[str, Any]:
     if get_origin(part) is typing.Annotated:
         model, *marks = get_args(part)
         tags = [each.tag for each in marks if isinstance(each, Tag)]
-        return tags[0], model
+        if tags:
+            return tags[0], model
+        part = model
     if not _is_model(part):
         return str(getattr(part, "__name__", part)), part
     if "kind" not in get_fields(part):

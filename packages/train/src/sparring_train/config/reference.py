@@ -155,7 +155,10 @@ def _type_name(annotation: Any, metadata: list[Any]) -> str:
     if origin in (Union, types.UnionType):
         parts = [each for each in get_args(annotation) if each is not type(None)]
         has_null = len(parts) < len(get_args(annotation))
-        name = "a mapping with `kind`" if len(parts) > 1 else _type_name(parts[0], metadata)
+        if any(_is_plain(each) for each in parts):
+            name = " or ".join(_type_name(each, metadata) for each in parts)
+        else:
+            name = "a mapping with `kind`" if len(parts) > 1 else _type_name(parts[0], metadata)
         return name + (" or null" if has_null else "")
     if origin is dict:
         return "a mapping"
@@ -174,6 +177,13 @@ def _type_name(annotation: Any, metadata: list[Any]) -> str:
         bool: "`true` or `false`",
     }[annotation]
     return name + _bounds(metadata)
+
+
+def _is_plain(annotation: Any) -> bool:
+    """Returns whether the values of a union's member are neither mappings with `kind` nor models."""
+    while get_origin(annotation) is typing.Annotated:
+        annotation = get_args(annotation)[0]
+    return annotation in (int, float, str, bool) or get_origin(annotation) in (dict, tuple, list)
 
 
 def _plural(name: str) -> str:

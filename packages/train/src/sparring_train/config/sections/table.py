@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from sparring.contracts import LocalPath
 from sparring_train.columns import Feature, Schema
@@ -23,6 +23,11 @@ from sparring_train.config.sections.columns import (
 __all__ = ["LAKES", "SplitConfig", "SplitRule", "TableData", "ValidationConfig"]
 
 Separator = Annotated[str, Field(min_length=1, max_length=8)]
+
+
+def _form_of_separator(value: Any) -> str:
+    return "per column" if isinstance(value, dict) else "one"
+
 
 LAKES = ("delta", "iceberg", "lance")
 """Schemes of URLs of tables."""
@@ -169,7 +174,13 @@ class TableData(ColumnSettings):
         le=1000,
         description="Number of lines before the header, for example 1 for `sep=;`.",
     )
-    separator: Separator | dict[Name, Separator] | None = Field(
+    separator: (
+        Annotated[
+            Annotated[Separator, Tag("one")] | Annotated[dict[Name, Separator], Tag("per column")],
+            Discriminator(_form_of_separator),
+        ]
+        | None
+    ) = Field(
         None,
         description="Separator between the ids of a list in text. Or one per column, `{genres: '|', tags: "
         "json}`, which also removes spaces around ids; `json` reads lists of JSON and Python: `[8, 14]`.",

@@ -407,7 +407,7 @@ class StreamDataset:
         label = data.label if self.schema.label is not None else None
         names = (*data.categorical, *data.numeric, label, data.weight)
         columns = tuple(dict.fromkeys(name for name in names if name is not None))
-        files = find_files(path)
+        files = find_files(path, data.form)
         if files[0].format == "parquet":
             parquet = ParquetRows(files, columns)
             parquet.types.check_origins(data.types)

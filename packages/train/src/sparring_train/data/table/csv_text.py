@@ -9,7 +9,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow
@@ -129,6 +129,7 @@ class _Utf8(io.RawIOBase):
         self._stream, self._delimiter = stream, delimiter if len(delimiter) > 1 else ""
         self._decoder = codecs.getincrementaldecoder(encoding)()
         self._rest = ""
+        self._is_checked = encoding.startswith("utf")
 
     def readable(self) -> bool:
         return True
@@ -138,6 +139,8 @@ class _Utf8(io.RawIOBase):
         while not content:
             # A character has at most 3 bytes in UTF-8 per byte of another encoding.
             block = self._stream.read(max(len(target) // 4, 1))
+            if not self._is_checked and not block.isascii():
+                self._reject_utf8(block)
             try:
                 text = self._rest + self._decoder.decode(block, final=not block)
             except UnicodeError as error:
@@ -155,6 +158,13 @@ class _Utf8(io.RawIOBase):
                 break
         target[: len(content)] = content
         return len(content)
+
+    def _reject_utf8(self, block: bytes) -> None:
+        """Raises if a text in UTF-8 would be read with an encoding that accepts any byte."""
+        self._is_checked = True
+        with suppress(UnicodeError):
+            codecs.getincrementaldecoder("utf-8")().decode(block)
+            raise OSError("found UTF-8, but another data.encoding; set data.encoding: utf-8")
 
 
 class CountedLines:

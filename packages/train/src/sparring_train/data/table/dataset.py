@@ -43,7 +43,7 @@ def open_table(data: TableData, request: OpenRequest) -> Dataset:
     if is_lake(data.path):
         lake = read_lake(data, data.path, needed)
         return ParquetDataset(data, request, lake.rows, columns, strings, lake.pinned)
-    files = find_files(data.path)
+    files = find_files(data.path, data.form)
     pinned: dict[str, dict[str, str]] = {}
     if request.snapshots_url is not None and not request.is_saved:
         pinned = {DATA_FILES: identify_files(files)}
@@ -96,7 +96,7 @@ def read_table(data: TableData, path: str) -> Iterator[ColumnBatch]:
     if is_lake(path):
         table = read_lake(section, path, columns).rows
     else:
-        files = find_files(path)
+        files = find_files(path, section.form)
         if files[0].format == "parquet":
             table = ParquetRows(files, columns)
             table.types.check_origins(section.types)
@@ -119,7 +119,7 @@ def read_first_rows(data: TableData, count: int) -> dict[str, Any]:
     hashed and numbers are transformed."""
     names = (*data.categorical, *data.numeric, data.label, data.weight, data.time)
     columns = _given(*names)
-    files = find_files(data.path)
+    files = find_files(data.path, data.form)
     if files[0].format == "parquet":
         table = ParquetRows(files, columns)
         rows = next(iter(table.read(table.groups, columns, count)))
