@@ -28,7 +28,13 @@ from sparring_train.cli.init_ranking import (
     name_pair,
     ranking_lines,
 )
-from sparring_train.cli.init_text import bad_row_lines, dictionary_lines, id_columns, label_lines
+from sparring_train.cli.init_text import (
+    bad_row_lines,
+    dictionary_lines,
+    id_columns,
+    label_lines,
+    random_split,
+)
 from sparring_train.cli.init_words import ROLES, Words, apply_keys, parse_words, quote_yaml_name
 from sparring_train.cli.understanding import ColumnRow, Understanding, describe_columns
 from sparring_train.config.reading.loader import parse_config
@@ -90,7 +96,7 @@ def init(
     yes: YesOption = False,
 ) -> None:
     """Read the first rows of files, and print a configuration that trains on them."""
-    found = understand(path, words or (), model, "init", accepts_defaults=yes)
+    found = understand(path, words or (), model, accepts_defaults=yes)
     found.show(make_console(is_error=True))
     print_document(found.text, output)
 
@@ -99,8 +105,9 @@ def understand(
     path: str,
     words: Sequence[str],
     model: RankingKind | None = None,
-    command: str = "init",
     *,
+    command: str = "init",
+    more: Sequence[str] = (),
     accepts_defaults: bool = False,
 ) -> Understanding:
     """Reads the first rows of files, and chooses the roles of columns and a model.
@@ -110,6 +117,7 @@ def understand(
         words: roles of columns and keys of the configuration; see `init`.
         model: model that ranks items; None chooses a model.
         command: the command that calls it, for messages.
+        more: further keys, which messages do not contain.
         accepts_defaults: whether doubts are decided by their defaults.
 
     Raises:
@@ -118,7 +126,7 @@ def understand(
             decides.
     """
     line = ["sparring", command, path, *(("--model", model) if model else ())]
-    given = parse_words(words)
+    given = parse_words([*words, *more])
     while True:
         findings = Findings()
         summary = summarize_table(path, given.data)
@@ -127,9 +135,12 @@ def understand(
             lines, rows = _configuration(path, summary, given, model, findings)
         if not findings.doubts:
             break
-        more = resolve(path, findings.doubts, [*line, *words], accepts_defaults=accepts_defaults)
-        words = [*words, *more]
-        given = parse_words(words)
+        asked = [*line, *words]
+        words = [
+            *words,
+            *resolve(path, findings.doubts, asked, accepts_defaults=accepts_defaults),
+        ]
+        given = parse_words([*words, *more])
     if summary.num_bad:
         findings.add(0, f"bad rows: {summary.num_bad:,}; the first: {summary.first_bad}")
     remarks = findings.remarks
@@ -336,7 +347,7 @@ def _data(
         yield f"  time: {quote_yaml_name(times[0].name)}"
         yield "  split: {time: 0.1}      # the latest tenth is the test"
     else:
-        yield "  split: {fraction: 0.1}  # a random tenth is the test"
+        yield from random_split(summary)
     used = [label.name, weight, *(each.name for each in (*numbers, *times[:1]))]
     must = [label.name, weight, *(each.name for each in times[:1]), *required]
     yield from bad_row_lines(summary, used, must)

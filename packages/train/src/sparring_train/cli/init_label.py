@@ -141,8 +141,8 @@ def _meaning(array: Any) -> dict[str, float]:
 def _by_values(summary: TableSummary, others: Collection[str], findings: Findings) -> str | None:
     """Returns the first column whose values may be labels, with a doubt."""
     names = [*_candidates(summary, others)]
-    if not names:
-        return None
+    if not names or (len(names) == 1 and is_outcome(names[0])):
+        return names[0] if names else None
     listed = ", ".join(names)
     reason = (
         f"no column has a usual name of labels, and the values of {listed} could be labels"

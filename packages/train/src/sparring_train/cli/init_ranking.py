@@ -13,8 +13,15 @@ import pyarrow
 from sparring.errors import DataError
 from sparring_train.cli.findings import Doubt, Findings
 from sparring_train.cli.init_label import ChosenLabel
-from sparring_train.cli.init_text import bad_row_lines, dictionary_lines, id_columns, label_lines
+from sparring_train.cli.init_text import (
+    bad_row_lines,
+    dictionary_lines,
+    id_columns,
+    label_lines,
+    random_split,
+)
 from sparring_train.cli.init_words import Words, quote_yaml_name
+from sparring_train.data.table.csv_forms import POSITION
 from sparring_train.data.table.summary import ColumnSummary, TableSummary
 from sparring_train.recommend.column_names import (
     ITEMS,
@@ -143,10 +150,13 @@ def choose_ranked_columns(
     repeats = summary.num_sampled >= 2 * max(user.num_distinct, 1)
     is_session = bool(times) and repeats and bool(split_column_name(user.name) & {*SESSIONS})
     chosen = kind or ("sequence" if is_session else "two_towers")
+    if chosen == "sequence" and summary.sample.keys.get("form") == "lines":
+        times = [ColumnSummary(POSITION, "int64", "time", why="place in the line")]
     if chosen == "sequence" and not times:
         raise DataError(
-            f"{path}: a sequence model needs a column of times; give time=COLUMN, one of "
-            f"{', '.join(each.name for each in columns)}",
+            f"{path}: a sequence model needs a row per item that a user chose, with a column of times; "
+            f"give time=COLUMN, one of {', '.join(each.name for each in columns)}; or form=lines, if "
+            "each line contains a user and all items in order",
             path=path,
         )
     rest = [each for each in columns if each.role == "categorical" and each not in (user, item)]
@@ -199,9 +209,9 @@ def ranking_lines(
             yield f"  history: {{of: {item}, by: {user}, length: 50}}  # the items of earlier rows"
         yield f"  split: {{leave_one_out: {user}}}  # the last row of each user is the test"
     else:
-        yield "  split: {fraction: 0.1}  # a random tenth is the test"
+        yield from random_split(summary)
     label = None if found.label is None else found.label.name
-    time = None if found.time is None else found.time.name
+    time = None if found.time is None or found.time.name == POSITION else found.time.name
     must = [found.item.name, None if found.kind == "sequence" else found.user.name]
     yield from bad_row_lines(summary, [label, weight, time], [label, weight, time, *must])
     yield from dictionary_lines(summary, [found.user, found.item, *found.of_user, *found.of_item])

@@ -23,7 +23,11 @@ __all__ = [
     "format_column_words",
     "id_columns",
     "label_lines",
+    "random_split",
 ]
+
+_FEW_ROWS = 100
+"""Fewer rows may all be drawn for the training."""
 
 
 def dictionary_lines(summary: TableSummary, ids: Sequence[ColumnSummary]) -> Iterator[str]:
@@ -40,6 +44,12 @@ def label_lines(label: ChosenLabel) -> Iterator[str]:
             f"{quote_yaml_name(text)}: {each:g}" for text, each in label.values.items()
         )
         yield f"  label_values: {{{pairs}}}"
+
+
+def random_split(summary: TableSummary) -> Iterator[str]:
+    """Yields the line of `data` that draws the rows for the test."""
+    key = "fraction" if summary.num_rows >= _FEW_ROWS else "exact_fraction"
+    yield f"  split: {{{key}: 0.1}}  # a random tenth is the test"
 
 
 def bad_row_lines(

@@ -65,8 +65,10 @@ def train_file(
         )
     is_reported = any(each.startswith(("report=", "report.path=")) for each in words)
     can_report = find_spec("matplotlib") is not None
-    all_words = [*words, *(() if is_reported or not can_report else ("report.path=report.html",))]
-    found = understand(path, all_words, model, "train", accepts_defaults=accepts_defaults)
+    more = () if is_reported or not can_report else ("report.path=report.html",)
+    found = understand(
+        path, words, model, command="train", more=more, accepts_defaults=accepts_defaults
+    )
     if is_dry_run and as_json:
         print_json(found.as_json())
         return None

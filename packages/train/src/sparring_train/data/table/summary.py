@@ -124,6 +124,11 @@ class TableSummary:
                 continue
             if each.name in self.sample.wrong:
                 # Ids may be any text, so a few texts among numbers mean that all are strings.
+                found = texts.filter(pyarrow.array(self.sample.wrong[each.name]))
+                each.unsure = (
+                    f"{len(found):,} values such as {str(found[0])[:40]!r} are no numbers: all are read as "
+                    "strings; remove such rows if they are no examples"
+                )
                 self.values[each.name] = texts
                 _count(each, texts)
             values = self.values[each.name]
@@ -193,6 +198,11 @@ def summarize_table(path: str, given: TableData | None = None) -> TableSummary:
     if not sample.num_sampled:
         raise DataError(
             f"reading {path}: found no row, expected examples; choose other files", path=path
+        )
+    if sample.num_sampled == 1:
+        raise DataError(
+            f"reading {path}: found 1 row, expected at least 2 examples; choose other files",
+            path=path,
         )
     separators = (given.separator,) if isinstance(given.separator, str) else _SEPARATORS
     looks = [_look(name, each, separators) for name, each in sample.values.items()]
