@@ -200,7 +200,7 @@ def test_a_log_without_a_label_is_supported(
     assert (config.model.user, config.model.item) == (("who",), ("page_key",))
     assert "--yes: user=who, because no column of ids has a usual name of users" in said
     _, said = written(capsys, path, "--model", "sequence", "user=who", "item=page_key", status=2)
-    assert "needs a column of times; give time=COLUMN" in said
+    assert "with a column of times; give time=COLUMN" in said
     _, said = written(capsys, path, "--model", "two_towers", "skip=who", status=2)
     assert "give user=COLUMN item=COLUMN" in said
 

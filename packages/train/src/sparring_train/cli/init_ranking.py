@@ -207,6 +207,7 @@ def ranking_lines(
         yield f"  time: {quote_yaml_name(found.time.name)}"
         if found.kind == "sequence":
             yield f"  history: {{of: {item}, by: {user}, length: 50}}  # the items of earlier rows"
+    if found.time is not None and summary.sample.test_files is None:
         yield f"  split: {{leave_one_out: {user}}}  # the last row of each user is the test"
     else:
         yield from random_split(summary)

@@ -47,7 +47,12 @@ def label_lines(label: ChosenLabel) -> Iterator[str]:
 
 
 def random_split(summary: TableSummary) -> Iterator[str]:
-    """Yields the line of `data` that draws the rows for the test."""
+    """Yields the line of `data` that draws the rows for the test, or chooses them by names of files."""
+    if summary.sample.test_files is not None:
+        yield f"  split: {{files: {json.dumps(summary.sample.test_files)}}}"
+        if summary.sample.validation_files is not None:
+            yield f"  validation: {{files: {json.dumps(summary.sample.validation_files)}}}"
+        return
     key = "fraction" if summary.num_rows >= _FEW_ROWS else "exact_fraction"
     yield f"  split: {{{key}: 0.1}}  # a random tenth is the test"
 

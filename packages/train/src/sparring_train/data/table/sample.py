@@ -71,6 +71,12 @@ class Sample:
     date_doubt: str | None = None
     """Reason for which days and months may be exchanged."""
     unsure: list[str] = field(default_factory=list)
+    typed: dict[str, str] = field(default_factory=dict)
+    """Column → type that RecBole adds to its name."""
+
+    test_files: str | None = None
+    """Pattern of the names of files that seem to be the test."""
+    validation_files: str | None = None
 
     def format_row_position(self, row: int) -> str:
         """Returns the file and, if it is known, the number of a row in it."""

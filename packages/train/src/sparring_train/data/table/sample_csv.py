@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from sparring_train.config.sections.table import TableData
 from sparring_train.data.table.csv_forms import POSITION, get_form
 from sparring_train.data.table.csv_rows import BrokenRows, CsvRows
-from sparring_train.data.table.csv_text import translate_csv_errors
+from sparring_train.data.table.csv_text import TYPED_NAME, translate_csv_errors
 from sparring_train.data.table.csv_values import NO_NUMBER, TextStyle
 from sparring_train.data.table.dialect import find_dialect
 from sparring_train.data.table.files import TableFile
@@ -113,6 +113,10 @@ def sample_csv(path: str, files: Sequence[TableFile], given: TableData) -> Sampl
     ]
     sample.unusable, sample.keys, sample.header_doubt = unusable, keys, dialect.header_doubt
     sample.unsure += dialect.remarks
+    if dialect.first_rows and given.column_names is None:
+        marks = [TYPED_NAME.fullmatch(each.strip()) for each in dialect.first_rows[0]]
+        if all(marks):
+            sample.typed = {each[1]: each[2] for each in marks if each}
     if any("" in header for header in headers):
         sample.unsure.append("a column has no name: it is left out")
         sample.unnamed = headers[0].index("") if "" in headers[0] else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from pyarrow import types
 from sparring.errors import DataError
 from sparring_train.config.sections.table import TableData
 from sparring_train.data.table.csv_values import TextStyle, are_integers
-from sparring_train.data.table.files import find_files
+from sparring_train.data.table.files import TableFile, find_files
 from sparring_train.data.table.sample import Sample, sample_parquet
 from sparring_train.data.table.sample_csv import sample_csv
 from sparring_train.data.table.text_lists import split_lists
@@ -51,6 +53,11 @@ _FIRST_ROWS = 1000
 """Number of CSV rows from which training determines whether ids are integers."""
 _MOSTLY = 0.95
 """Minimum share of the texts in a column that must match a format."""
+_PARTS = {
+    "test": frozenset(("test", "tst")),
+    "validation": frozenset(("valid", "validation", "val", "dev")),
+}
+"""Words in names of files."""
 _ISO_DATE = r"^\s*[0-9]{4}-[0-9]{2}-[0-9]{2}([ T]|$)"
 _DATE = r"^\s*[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}([ T][0-9:.]+( ?[AaPp][Mm])?)?\s*$"
 
@@ -191,7 +198,7 @@ def summarize_table(path: str, given: TableData | None = None) -> TableSummary:
     """
     given = given or TableData.model_construct(kind="table", path=path, categorical=())
     files = find_files(path, given.form)
-    is_csv = files[0].format == "csv"
+    is_csv = files[0].format != "parquet"
     sample = sample_csv(path, files, given) if is_csv else sample_parquet(files)
     if not is_csv:
         _read_times(sample)
@@ -204,9 +211,12 @@ def summarize_table(path: str, given: TableData | None = None) -> TableSummary:
             f"reading {path}: found 1 row, expected at least 2 examples; choose other files",
             path=path,
         )
+    _find_parts(files, sample)
     separators = (given.separator,) if isinstance(given.separator, str) else _SEPARATORS
     looks = [_look(name, each, separators) for name, each in sample.values.items()]
     for each in looks:
+        if each.name in sample.typed:
+            _apply_type(each, sample.typed[each.name], sample.values[each.name])
         if each.separator is not None:
             sample.values[each.name] = split_lists(sample.values[each.name], each.separator, True)
     for name, reason in sample.unusable.items():
@@ -214,6 +224,23 @@ def summarize_table(path: str, given: TableData | None = None) -> TableSummary:
     if sample.unnamed is not None:
         looks.insert(sample.unnamed, ColumnSummary("", "unknown", "left out", why="no name"))
     return TableSummary(looks, sample)
+
+
+def _find_parts(files: Sequence[TableFile], sample: Sample) -> None:
+    """Recognizes files of the test and of the validation by their names."""
+    names = [file.name.rpartition("/")[2] for file in files]
+    found: dict[str, str] = {}
+    for part, words in _PARTS.items():
+        chosen = [name for name in names if set(re.split(r"[^a-z]+", name.lower())) & words]
+        word = next((word for word in sorted(words) if all(word in each for each in chosen)), None)
+        pattern = chosen[0] if len(chosen) == 1 else f"*{word}*"
+        if chosen and fnmatch.filter(names, pattern) == chosen:
+            found[part] = pattern
+    if "test" not in found or len(fnmatch.filter(names, found["test"])) == len(names):
+        return
+    sample.test_files, sample.validation_files = found["test"], found.get("validation")
+    listed = " and ".join(f"{pattern} is the {part}" for part, pattern in found.items())
+    sample.unsure.append(f"{listed}, because of the names of the files")
 
 
 def _read_times(sample: Sample) -> None:
@@ -288,7 +315,9 @@ def _summarize_text(
         if separator != "json" and len(pc.unique(once)) == len(once):
             continue  # each part belongs to one text: "Left | right"
         # Titles contain spaces and commas, too, but nearly as many words as there are titles.
-        if separator not in " ," or 2 * num_parts < found.num_distinct:
+        sizes = pc.unique(pc.list_value_length(split_lists(values, separator, True)))
+        is_reused = separator == "," and len(sizes) > 1 and len(once) >= 1.5 * num_parts
+        if separator not in " ," or 2 * num_parts < found.num_distinct or is_reused:
             found.is_list, found.separator = True, separator
             found.why = f"{separator!r} in {found_share:.0%} of rows"
             found.unsure = f"{found_share:.0%} of the rows contain {separator!r}: read as lists"
@@ -296,8 +325,28 @@ def _summarize_text(
                 found.why, found.unsure = "lists in brackets", None
             _count(found, parts)
             return
+        if separator == ",":
+            found.unsure = f"{found_share:.0%} of the rows contain ',', but each text is read as one id"
     if _numbers_rows(found, len(values), words):
         found.leave_out("nearly all distinct", _LIKE_ROW_NUMBERS)
+
+
+def _apply_type(found: ColumnSummary, kind: str, array: Any) -> None:
+    """Gives a column the role that its type in the header determines."""
+    if found.role == "left out" or found.role == "time":
+        return
+    if kind == "token_seq" and is_text(array.type) and not found.is_list:
+        found.is_list, found.separator = True, " "
+        _count(found, split_lists(array, " ", True).flatten())
+    if kind in ("token", "token_seq"):
+        found.role = "categorical"
+    elif kind == "float" and not is_text(array.type):
+        found.role = "numeric"
+        _summarize_numbers(found, array)
+    elif kind == "float_seq":
+        found.leave_out("lists of numbers", "a list of numbers")
+        return
+    found.why, found.unsure = f"{kind} in the header", None
 
 
 def _share_of_lists(values: Any, separator: str) -> float:
