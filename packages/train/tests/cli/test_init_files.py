@@ -231,8 +231,8 @@ def test_parquet_files_of_different_types_are_read(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("header", "row", "message"),
     [
-        ("u1,i1,2.5,0", "u{},i{},2.5,{}", "the first row contains '2.5', which is no name of a column; name all columns. Decide, for"),
-        ("1,1,2.5,0", "{},{},2.5,{}", "init log.csv 'column_names=[column_1,column_2,column_3,column_4]'"),
+        ("u1,i1,2.5,0", "u{},i{},2.5,{}", "row contains '2.5', which is no name of a column; name all"),
+        ("1,1,2.5,0", "{},{},2.5,{}", "log.csv 'column_names=[column_1,column_2,column_3,column_4]'"),
         ("user,item,label", "", "found no row, expected examples"),
         ("", "", "row 1: found nothing, expected a header with the names of columns; add it, or"),
         ("user,item,outcome", "u{},i{},won{}", "'label_values={won0: 1, won1: 0}'"),

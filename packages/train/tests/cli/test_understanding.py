@@ -168,7 +168,7 @@ def test_a_wrong_label_is_a_bad_row(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("header", "row", "expected"),
     [
-        ("", "u{a},2014-04-07T10:51:0{b}Z,i{b},{e}", "2014-04-07T10:51:00Z', which is no name of a column"),
+        ("", "u{a},2014-04-07T10:51:0{b}Z,i{b},{e}", "2014-04-07T10:51:00Z', which is no name"),
         ("", "u{a}::i{b}::{e}::97830076{b}", "column_names=[column_1,column_2,column_3,column_4]"),
         ("user_id,item_id,seen,returned", "{a},{b},{c},{e}", "label=seen"),
         ("user_id,item_id,bought_at", "{a},{b},0{c}/0{d}/2024", "date_order=dmy"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import numpy as np
 import typer
@@ -38,6 +38,7 @@ from sparring_train.cli.init_text import (
 from sparring_train.cli.init_words import ROLES, Words, apply_keys, parse_words, quote_yaml_name
 from sparring_train.cli.understanding import ColumnRow, Understanding, describe_columns
 from sparring_train.config.reading.loader import parse_config
+from sparring_train.config.sections.table import TableData
 from sparring_train.data.table.summary import ColumnSummary, TableSummary, summarize_table
 
 __all__ = ["ModelOption", "YesOption", "add_init", "understand"]
@@ -162,7 +163,13 @@ def understand(
     # Validates the text like `sparring train` does.
     config = parse_config(text, source="the configuration of sparring init")
     return Understanding(
-        path, text, config.data, rows, remarks, summary.num_sampled, summary.sample.values
+        path,
+        text,
+        cast(TableData, config.data),
+        rows,
+        remarks,
+        summary.num_sampled,
+        summary.sample.values,
     )
 
 
@@ -193,8 +200,8 @@ def _configuration(
 ) -> tuple[list[str], list[ColumnRow]]:
     """Returns the lines of the configuration, and the table of the columns."""
     _apply_roles(path, summary, given)
-    for each in summary.sample.unsure:
-        findings.add(2, each)
+    for remark in summary.sample.unsure:
+        findings.add(2, remark)
     label = choose_label(path, summary, given, findings, may_guess=model is None)
     if label is None and model is None and not has_user_and_item(summary.columns, given):
         raise _no_label(path, summary)
@@ -237,10 +244,10 @@ def _configuration(
     else:
         pair = _pair(ids, user, item, label, path, findings) if not label.is_binary else None
         lines = [*_data(path, summary, columns, label, weight, pair), *_model(columns, label, pair)]
-    for name, role in ((label_name, "label"), (weight, "weight")):
-        if name is not None:
-            why = label.why if label is not None and name == label.name else "given"
-            roles[name] = (role, why)
+    if label is not None:
+        roles[label.name] = ("label", label.why)
+    if weight is not None:
+        roles[weight] = ("weight", "given")
     order = [each.name for each in summary.columns]
     counts = {each.name: each.num_distinct or None for each in summary.columns}
     known = {name: roles[name] for name in order}

@@ -159,15 +159,17 @@ def train(  # noqa: PLR0913, PLR0917 - typer makes the options of these
         progress.on_end()
     if result.is_terminated:
         raise typer.Exit(ExitCode.TERMINATED)
-    if result.rank > 0:
-        return
+    if result.rank == 0:
+        _print_end(result, measure_history(run_config.snapshots), as_json=as_json)
+
+
+def _print_end(result: TrainResult, history: Mapping[str, Any], *, as_json: bool) -> None:
     for name, value in result.metrics.items():
         if not math.isfinite(value):
             shown = " (null in the JSON output)" if as_json else ""
             why = result.extra.get("undefined_metrics")
             reason = why or "the training diverged; lower the learning rate"
             print_warning(f"metric {name} is {value}{shown}; {reason}")
-    history = measure_history(run_config.snapshots)
     if as_json:
         print_json(_as_json(result, history))
     else:

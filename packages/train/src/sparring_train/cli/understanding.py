@@ -74,8 +74,8 @@ class Understanding:
             cells = (each.name, each.role, each.why, ", ".join(each.examples), each.counts)
             table.add_row(*(Text(cell, style=style) for cell in cells))
         console.print(table)
-        for each in self.remarks:
-            console.print(Text(f"- {each}"), soft_wrap=True)
+        for remark in self.remarks:
+            console.print(Text(f"- {remark}"), soft_wrap=True)
 
     def as_json(self) -> dict[str, Any]:
         """Returns the table and the first rows as JSON types.

@@ -44,7 +44,10 @@ OUTCOMES = frozenset((
     "gross_bookings", "gross_bookings_usd", "revenue", "gmv", "payment", "pay", "is_pay",
     "purchase_amount", "order_amount", "click_bool", *LABELS[1:10],
 )) - {"target"}
-TIMES = frozenset(("time", "createdat", "updatedat", "timestamp", "ts", "date", "datetime", "at", "created", "when", "day"))
+TIMES = frozenset((
+    "time", "createdat", "updatedat", "timestamp", "ts", "date", "datetime", "at", "created", "when",
+    "day",
+))
 QUANTITIES = frozenset((
     "num", "n", "nb", "count", "cnt", "number", "price", "cost", "amount", "distance", "length", "len",
     "size", "age", "day", "hour", "minute", "second", "sec", "ms", "since", "total", "sum", "avg",

@@ -159,14 +159,14 @@ class TableData(ColumnSettings):
     )
     form: Literal["rows", "json", "lines"] | None = Field(
         None,
-        description="`rows`: delimited text. `json`: an object per line. `lines`: a user per line, and all "
-        "items in order; rows then have the columns `user`, `item` and `position`, or the names of a "
+        description="`rows`: delimited text. `json`: an object per line. `lines`: a user per line, and "
+        "all items in order; rows then have the columns `user`, `item` and `position`, or the names of a "
         "header. Null: `json` for files whose name ends in `.jsonl` or `.json`, otherwise `rows`.",
     )
     encoding: Text = Field(
         "utf-8",
-        description="Encoding of text files: `utf-16`, `latin-1` or another one of Python. Ids are hashes "
-        "of the text in UTF-8.",
+        description="Encoding of text files: `utf-16`, `latin-1` or another one of Python. Ids are "
+        "hashes of the text in UTF-8.",
     )
     skip_lines: int = Field(
         0,
@@ -182,8 +182,9 @@ class TableData(ColumnSettings):
         | None
     ) = Field(
         None,
-        description="Separator between the ids of a list in text. Or one per column, `{genres: '|', tags: "
-        "json}`, which also removes spaces around ids; `json` reads lists of JSON and Python: `[8, 14]`.",
+        description="Separator between the ids of a list in text. Or one per column, `{genres: '|', "
+        "tags: json}`, which also removes spaces around ids; `json` reads lists of JSON and Python: "
+        "`[8, 14]`.",
     )
     delimiter: str | None = Field(
         None,
@@ -208,7 +209,8 @@ class TableData(ColumnSettings):
     )
     number_signs: Annotated[tuple[Text, ...], Field(strict=False, max_length=20)] = Field(
         (),
-        description="Texts before and after numbers in CSV that are ignored: `['$', '%']`. 12.5% is 12.5.",
+        description="Texts before and after numbers in CSV that are ignored: `['$', '%']`. 12.5% is "
+        "12.5.",
     )
     date_order: Literal["ymd", "dmy", "mdy"] = Field(
         "ymd", description="Order of day, month and year in times in CSV; `dmy`: `31.01.2024`."

@@ -76,8 +76,8 @@ def read_names_of_lines(file: TableFile, data: TableData) -> list[str]:
             names = tuple(_split(stream.readline().decode("utf-8-sig"), file, data))
     if len(names) != 2:
         raise DataError(
-            f"{file.name}: found the names {', '.join(names)} for lines of a user and all items, expected "
-            "the name of users and the one of items; add a header, or set "
+            f"{file.name}: found the names {', '.join(names)} for lines of a user and all items, "
+            "expected the name of users and the one of items; add a header, or set "
             "data.column_names: [user, item]",
             path=file.name,
         )

@@ -184,8 +184,8 @@ class CsvRows:
             yield from read_json(file, self.data, columns, block_bytes, broken)
             return
         if form == "lines":
-            names = self._names[file.name]
-            yield from read_lines(file, self.data, names, columns, block_bytes, broken)
+            whole = self._names[file.name]
+            yield from read_lines(file, self.data, whole, columns, block_bytes, broken)
             return
         num_before = broken.count
 
@@ -194,7 +194,7 @@ class CsvRows:
             broken.count += 1
             return "skip" if self.data.bad_rows == "skip" else "error"
 
-        names = self._renamed.get(file.name, self.data.column_names)
+        names = self._renamed.get(file.name) or self.data.column_names
         num_rows = 1 if names is None else 0
         has_quotes = len(get_delimiter(file, self.data)) == 1
         try:

@@ -71,6 +71,7 @@ def read_header(file: TableFile, data: TableData) -> list[str]:
     with open_text(file, data) as stream:
         text = stream.readline(HEADER_BYTES).decode("utf-8-sig", "replace")
     row, delimiter = 1 + data.skip_lines, get_delimiter(file, data)
+    names: list[str]
     try:
         names = next(_parse([text], file, data), [])
     except python_csv.Error as error:
@@ -82,16 +83,16 @@ def read_header(file: TableFile, data: TableData) -> list[str]:
         ) from None
     if not names:
         raise DataError(
-            f"{file.name}, row {row}: found nothing, expected a header with the names of columns; add it, "
-            "or remove the file",
+            f"{file.name}, row {row}: found nothing, expected a header with the names of columns; add "
+            "it, or remove the file",
             path=file.name,
             row=row,
         )
     other = next((each for each in ("\t", ";", ",", "|", "::") if each in names[0]), None)
     if len(names) == 1 and other is not None:
         raise DataError(
-            f"{file.name}, row {row}: found one column, {names[0][:60]!r}, expected {delimiter!r} between "
-            f"values; set data.delimiter: {json.dumps(other)}",
+            f"{file.name}, row {row}: found one column, {names[0][:60]!r}, expected {delimiter!r} "
+            f"between values; set data.delimiter: {json.dumps(other)}",
             path=file.name,
             row=row,
         )

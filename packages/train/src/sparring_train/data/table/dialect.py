@@ -1,4 +1,4 @@
-"""Determines how text files are written: encoding, form, delimiter, spaces, and whether they have a header."""
+"""Determines how text files are written: encoding, form, delimiter, spaces, and a missing header."""
 
 from __future__ import annotations
 
@@ -72,27 +72,8 @@ def find_dialect(files: Sequence[TableFile], given: TableData) -> Dialect:
 
 
 def _find(file: TableFile, given: TableData) -> Dialect:
-    with translate_csv_errors(file), file.open() as stream:
-        beginning = stream.read(_BEGINNING_BYTES)
-    is_whole = len(beginning) < _BEGINNING_BYTES
     dialect = Dialect()
-    encoding = given.encoding
-    if "encoding" not in given.model_fields_set:
-        encoding = _find_encoding(beginning, is_whole)
-    if encoding != "utf-8":
-        dialect.keys["encoding"] = encoding
-        dialect.remarks.append(f"read with the encoding {encoding}")
-    decoder = codecs.getincrementaldecoder("utf-8-sig" if encoding == "utf-8" else encoding)(
-        "replace"
-    )
-    lines = decoder.decode(beginning).splitlines()
-    lines = lines if is_whole else lines[:-1] or lines
-    skipped, mark = given.skip_lines, None
-    if lines and (first := re.fullmatch(r'"?sep=(.)"?', lines[0].strip("\ufeff"))):
-        skipped, mark = max(skipped, 1), first[1]
-    if skipped:
-        dialect.keys["skip_lines"] = skipped
-    lines = [each for each in lines[skipped:] if each.strip()]
+    lines, mark = _read_lines(file, given, dialect)
     if given.form is not None:
         dialect.keys["form"] = given.form
     if given.form == "json" or file.has_json or (lines and lines[0].startswith("{")):
@@ -100,19 +81,19 @@ def _find(file: TableFile, given: TableData) -> Dialect:
             dialect.keys["form"] = "json"
         return dialect
     delimiter = given.delimiter or mark or _find_delimiter(lines, file, given)
-    if delimiter is None:
-        if given.form is None and _are_items(lines):
+    rows = [] if delimiter is None else _rows(lines, delimiter)
+    if given.form is None:
+        items = lines if delimiter is None else [" ".join(row) for row in rows[1:] if len(row) == 2]
+        if _are_items(items):
             dialect.keys["form"] = "lines"
             dialect.remarks.append("each line is read as a user and all items, in order")
+    if delimiter is None:
         if dialect.keys.get("form") == "lines":
             dialect.keys |= {"delimiter": " ", "column_names": ("user", "item")}
         return dialect
     if delimiter != file.delimiter:
         dialect.keys["delimiter"] = delimiter
-    rows = _rows(lines, delimiter)
-    if given.form is None and _are_items([" ".join(row) for row in rows[1:] if len(row) == 2]):
-        dialect.keys["form"] = "lines"
-        dialect.remarks.append("each line is read as a user and all items, in order")
+    if dialect.remarks and dialect.keys.get("form") == "lines":
         return dialect
     dialect.first_rows = rows[:100]
     cells = [cell for row in rows for cell in row if cell]
@@ -122,6 +103,31 @@ def _find(file: TableFile, given: TableData) -> Dialect:
     if given.column_names is None and rows:
         dialect.header_doubt = _doubt_header(rows)
     return dialect
+
+
+def _read_lines(
+    file: TableFile, given: TableData, dialect: Dialect
+) -> tuple[list[str], str | None]:
+    """Returns the first lines of a file that are not skipped, and the delimiter that a line `sep=` names.
+    Adds their keys to the dialect."""
+    with translate_csv_errors(file), file.open() as stream:
+        beginning = stream.read(_BEGINNING_BYTES)
+    is_whole = len(beginning) < _BEGINNING_BYTES
+    encoding = given.encoding
+    if "encoding" not in given.model_fields_set:
+        encoding = _find_encoding(beginning, is_whole)
+    if encoding != "utf-8":
+        dialect.keys["encoding"] = encoding
+        dialect.remarks.append(f"read with the encoding {encoding}")
+    reader = codecs.getincrementaldecoder("utf-8-sig" if encoding == "utf-8" else encoding)
+    lines = reader("replace").decode(beginning).splitlines()
+    lines = lines if is_whole else lines[:-1] or lines
+    skipped, mark = given.skip_lines, None
+    if lines and (first := re.fullmatch(r'"?sep=(.)"?', lines[0].strip("\ufeff"))):
+        skipped, mark = max(skipped, 1), first[1]
+    if skipped:
+        dialect.keys["skip_lines"] = skipped
+    return [each for each in lines[skipped:] if each.strip()], mark
 
 
 def _find_encoding(beginning: bytes, is_whole: bool) -> str:
@@ -165,7 +171,7 @@ def _find_delimiter(lines: Sequence[str], file: TableFile, given: TableData) -> 
 
 
 def _are_items(lines: Sequence[str]) -> bool:
-    """Returns whether each line seems to contain a user, who has no other line, and any number of items."""
+    """Returns whether each line seems to contain a user, who has no other line, and all items."""
     parts = [each.split() for each in lines]
     sizes = {len(each) for each in parts}
     return len(sizes) > 1 and min(sizes) > 1 and len({each[0] for each in parts}) == len(parts)

@@ -17,7 +17,7 @@ from sparring_train.data.table.csv_forms import POSITION, get_form
 from sparring_train.data.table.csv_rows import BrokenRows, CsvRows
 from sparring_train.data.table.csv_text import TYPED_NAME, translate_csv_errors
 from sparring_train.data.table.csv_values import NO_NUMBER, TextStyle
-from sparring_train.data.table.dialect import find_dialect
+from sparring_train.data.table.dialect import Dialect, find_dialect
 from sparring_train.data.table.files import TableFile
 from sparring_train.data.table.sample import (
     Sample,
@@ -45,10 +45,8 @@ _WRITTEN_AS_FLOAT = r"^[+-]?[0-9]+[.,]0{1,2}$"
 """Integers as pandas writes them in columns with missing values, whatever the decimal sign."""
 _LEADING_ZERO = r"^[+-]?0[0-9]+$"
 _DATE = r"^\s*([0-9]{4}[./-][0-9]{1,2}[./-][0-9]{1,2}|[0-9]{1,2}[./-][0-9]{1,2}[./-][0-9]{4})"
-_TIME = (
-    _DATE
-    + r"([ T]+[0-9]{1,2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?( ?[AaPp][Mm])?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?\s*$"
-)
+_CLOCK = r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?( ?[AaPp][Mm])?"
+_TIME = rf"{_DATE}([ T]+{_CLOCK}(Z|[+-][0-9]{{2}}(:?[0-9]{{2}})?)?)?\s*$"
 _DAY_FIRST = r"^\s*([0-9]{1,2})[./-]([0-9]{1,2})[./-][0-9]{4}"
 _SIGNS = ("$", "€", "£", "¥", "₹", "%", "USD", "EUR")
 _STYLES = (
@@ -82,8 +80,8 @@ def sample_csv(path: str, files: Sequence[TableFile], given: TableData) -> Sampl
     if dialect.header_doubt is not None:
         # Names are asked for. Until then, the first row may contain equal values.
         numbers = range(1, len(dialect.first_rows[0]) + 1)
-        names = tuple(f"column_{number}" for number in numbers)
-        section = section.model_copy(update={"column_names": names})
+        numbered = tuple(f"column_{number}" for number in numbers)
+        section = section.model_copy(update={"column_names": numbered})
     headers = [CsvRows([file], section, ()).names(file) for file in files]
     for file, names in zip(files, headers, strict=True):
         check_names(file, names)
@@ -113,13 +111,7 @@ def sample_csv(path: str, files: Sequence[TableFile], given: TableData) -> Sampl
     ]
     sample.unusable, sample.keys, sample.header_doubt = unusable, keys, dialect.header_doubt
     sample.unsure += dialect.remarks
-    if dialect.first_rows and given.column_names is None:
-        marks = [TYPED_NAME.fullmatch(each.strip()) for each in dialect.first_rows[0]]
-        if all(marks):
-            sample.typed = {each[1]: each[2] for each in marks if each}
-    if any("" in header for header in headers):
-        sample.unsure.append("a column has no name: it is left out")
-        sample.unnamed = headers[0].index("") if "" in headers[0] else None
+    _describe_names(sample, dialect, given, headers)
     sample.num_broken = sum(each.num_broken for each in parts)
     sample.first_broken = next((each.first_broken for each in parts if each.first_broken), None)
     texts = {
@@ -140,6 +132,19 @@ def sample_csv(path: str, files: Sequence[TableFile], given: TableData) -> Sampl
         if wrong is not None:
             sample.wrong[name] = wrong
     return sample
+
+
+def _describe_names(
+    sample: Sample, dialect: Dialect, given: TableData, headers: Sequence[Sequence[str]]
+) -> None:
+    """Adds the types in the header, and a column without a name, to the sample."""
+    if dialect.first_rows and given.column_names is None:
+        marks = [TYPED_NAME.fullmatch(each.strip()) for each in dialect.first_rows[0]]
+        if all(marks):
+            sample.typed = {each[1]: each[2] for each in marks if each}
+    if any("" in header for header in headers):
+        sample.unsure.append("a column has no name: it is left out")
+        sample.unnamed = headers[0].index("") if "" in headers[0] else None
 
 
 def _find_style(texts: Mapping[str, _Texts], given: TableData, sample: Sample) -> TextStyle:

@@ -119,8 +119,8 @@ class TableSummary:
         return self.sample.values
 
     def choose_types(self, columns: Sequence[ColumnSummary]) -> None:
-        """Sets the type of id columns that training would not detect: unsigned numbers, and in CSV from
-        the first rows."""
+        """Sets the type of id columns that training would not detect from the first rows: unsigned
+        numbers, and strings."""
         for each in columns:
             texts = self.sample.texts.get(each.name)
             if texts is None:
@@ -133,8 +133,8 @@ class TableSummary:
                 # Ids may be any text, so a few texts among numbers mean that all are strings.
                 found = texts.filter(pyarrow.array(self.sample.wrong[each.name]))
                 each.unsure = (
-                    f"{len(found):,} values such as {str(found[0])[:40]!r} are no numbers: all are read as "
-                    "strings; remove such rows if they are no examples"
+                    f"{len(found):,} values such as {str(found[0])[:40]!r} are no numbers: all are "
+                    "read as strings; remove such rows if they are no examples"
                 )
                 self.values[each.name] = texts
                 _count(each, texts)
@@ -326,14 +326,16 @@ def _summarize_text(
             _count(found, parts)
             return
         if separator == ",":
-            found.unsure = f"{found_share:.0%} of the rows contain ',', but each text is read as one id"
+            found.unsure = (
+                f"{found_share:.0%} of the rows contain ',', but each text is read as one id"
+            )
     if _numbers_rows(found, len(values), words):
         found.leave_out("nearly all distinct", _LIKE_ROW_NUMBERS)
 
 
 def _apply_type(found: ColumnSummary, kind: str, array: Any) -> None:
     """Gives a column the role that its type in the header determines."""
-    if found.role == "left out" or found.role == "time":
+    if found.role in ("left out", "time"):
         return
     if kind == "token_seq" and is_text(array.type) and not found.is_list:
         found.is_list, found.separator = True, " "
