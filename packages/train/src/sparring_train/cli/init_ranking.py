@@ -197,7 +197,8 @@ def ranking_lines(
         yield f"  time: {quote_yaml_name(found.time.name)}"
         if found.kind == "sequence":
             yield f"  history: {{of: {item}, by: {user}, length: 50}}  # the items of earlier rows"
-        yield f"  split: {{leave_one_out: {user}}}  # the last row of each user is the test"
+        yield f"  split: {{leave_one_out: {user}}}  # the last row of each user is the test; the"
+        yield "  # training contains later rows of other users"
     else:
         yield "  split: {fraction: 0.1}  # a random tenth is the test"
     label = None if found.label is None else found.label.name
@@ -230,7 +231,7 @@ def _model(found: RankedColumns) -> Iterator[str]:
         yield "  kind: sequence          # predicts the next item by self-attention to earlier items"
         yield "  embedding_dim: 32"
         yield f"  item: {item}"
-        yield f"  user: {user}            # its items are not ranked again in the test"
+        yield f"  user: {user}            # exclude_seen: true leaves its items out of the test"
     else:
         yield "  # Use it: sparring recommend run --user USER"
         yield "  kind: two_towers        # a vector of the user and one of the item"
