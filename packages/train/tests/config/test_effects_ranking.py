@@ -105,12 +105,14 @@ def test_effects_of_sequence_history_and_item(runs: Runs) -> None:
             sequence(runs, f"model.{key}={name}")
 
 
-@shows("model:sequence.user")
-def test_effect_of_sequence_user(runs: Runs) -> None:
-    """Visits in training are more than the history has."""
-    long = ("data.visits=10", "training.epochs=8")
-    own = sequence(runs, *long, "model.user=user").end.metrics["recall@10"]
-    assert own > sequence(runs, *long).end.metrics["recall@10"]
+@shows("model:sequence.user", "model:sequence.exclude_seen")
+def test_effects_of_sequence_user_and_exclude_seen(runs: Runs) -> None:
+    """Visits in training are more than the history has, and no user visits an item again."""
+    long = ("data.visits=10", "training.epochs=8", "model.user=user")
+    new = sequence(runs, *long, "model.exclude_seen=true").end.metrics["recall@10"]
+    assert new > sequence(runs, *long).end.metrics["recall@10"]
+    less = sequence(runs, *long, "model.exclude_seen=true", "model.user=null")
+    assert new > less.end.metrics["recall@10"]
 
 
 @shows("model:sequence.length", "model:sequence.blocks", "model:sequence.hidden_layer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -24,16 +24,22 @@ from sparring_cli import (
 )
 from sparring_train.cli.get import open_newest_snapshot
 from sparring_train.cli.train import OverridesArgument
+from sparring_train.config.sections.table import TableData
+from sparring_train.data.file_identities import DATA_FILES, identify_files
+from sparring_train.data.lake.table import is_lake
+from sparring_train.data.table.files import find_files
 from sparring_train.hookspecs import OpenedModel
 from sparring_train.loop.saved_model import evaluate_model
 from sparring_train.recommend.all_rows import PredictionJob
 from sparring_train.recommend.part_commands import PartsOption, write_parts
 from sparring_train.recommend.part_files import PartFolder
-from sparring_train.run.saved_run import open_run
+from sparring_train.run.same_run import PINNED, RUN
+from sparring_train.run.saved_run import open_run, read_run_config
 
 if TYPE_CHECKING:
     import pyarrow
 
+    from sparring import PluginManager, Snapshot
     from sparring_train.columns import Schema
 
 __all__ = ["SnapshotArgument", "add_evaluate", "add_predict"]
@@ -79,23 +85,56 @@ def evaluate(
     overrides: OverridesArgument = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the metrics of a saved model on the test examples of its run."""
+    """Print the metrics of a saved model on the test examples of its run, or on all rows of another
+    file."""
     found = open_newest_snapshot(snapshot)
-    with open_run(found, overrides or [], get_command_context(context).plugin_manager) as (
-        _,
-        model,
-    ):
+    manager = get_command_context(context).plugin_manager
+    given = overrides or []
+    other = _find_other_files(found, given, manager)
+    whole = () if other is None else _EVERY_ROW
+    with open_run(found, [*given, *whole], manager) as (config, model):
         metrics, undefined = evaluate_model(model), model.source.explain_undefined
+        count = model.source.num_evaluated
+    if other is not None:
+        print_note(f"{other} is not a file of the run, so all of its rows are evaluated")
     if as_json:
-        told = {"snapshot": found.url, "step": found.step, "metrics": metrics}
+        told = {"snapshot": found.url, "step": found.step, "evaluated": count, "metrics": metrics}
         print_json(told if undefined is None else {**told, "undefined_metrics": undefined})
         return
     console = make_console()
-    console.print(f"{found.url}, step {found.step:,}", markup=False, soft_wrap=True)
+    what = "queries" if config.model.loss == "ranking" else "rows"
+    console.print(
+        f"{found.url}, step {found.step:,}, {count:,} {what}", markup=False, soft_wrap=True
+    )
     for name, value in metrics.items():
         console.print(f"test {name}  {value:.4f}", markup=False)
     if undefined is not None:
         console.print(f"undefined metrics: {undefined}", markup=False, soft_wrap=True)
+
+
+_EVERY_ROW = ("data.split={files: '*'}", "data.validation=null")
+
+
+def _find_other_files(
+    snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager
+) -> str | None:
+    """Returns the path of an override that names files with other content than those of the run, if no
+    override sets the split. Models that rank items need a split, because they rank those of training
+    rows."""
+    keys = {each.partition("=")[0].strip() for each in overrides}
+    if "data.path" not in keys or any(each.startswith("data.split") for each in keys):
+        return None
+    config = read_run_config(snapshot, overrides, manager)
+    names = snapshot.state_names(0)
+    saved = snapshot.state(PINNED).values.get(DATA_FILES) if PINNED in names else None
+    data = config.data
+    if not isinstance(data, TableData) or config.model.loss == "ranking" or is_lake(data.path):
+        return None
+    if saved is None:
+        is_own = snapshot.state(RUN).values["data"].get("path") == str(Path(data.path).resolve())
+    else:
+        is_own = {*identify_files(find_files(data.path)).values()} <= {*saved.values()}
+    return None if is_own else data.path
 
 
 def predict(

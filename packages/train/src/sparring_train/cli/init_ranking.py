@@ -208,7 +208,8 @@ def ranking_lines(
         if found.kind == "sequence":
             yield f"  history: {{of: {item}, by: {user}, length: 50}}  # the items of earlier rows"
     if found.time is not None and summary.sample.test_files is None:
-        yield f"  split: {{leave_one_out: {user}}}  # the last row of each user is the test"
+        yield f"  split: {{leave_one_out: {user}}}  # the last row of each user is the test; the"
+        yield "  # training contains later rows of other users"
     else:
         yield from random_split(summary)
     label = None if found.label is None else found.label.name
@@ -241,7 +242,7 @@ def _model(found: RankedColumns) -> Iterator[str]:
         yield "  kind: sequence          # predicts the next item by self-attention to earlier items"
         yield "  embedding_dim: 32"
         yield f"  item: {item}"
-        yield f"  user: {user}            # its items are not ranked again in the test"
+        yield f"  user: {user}            # exclude_seen: true leaves its items out of the test"
     else:
         yield "  # Use it: sparring recommend run --user USER"
         yield "  kind: two_towers        # a vector of the user and one of the item"

@@ -66,10 +66,10 @@ class ColumnTask:
         own: Callable[..., Any] | None = getattr(self.model, "training_loss", None)
         self._loss_of = own or self._plain_loss
         self._named_loss = named_loss(config, keras.losses.Loss, has_own=own is not None)
-        self._logits = LogitCheck(config.model.kind)
+        self._logits = LogitCheck(config.model)
         # With a loss of the user, the outputs need not be logits.
         has_loss = own is not None or self._named_loss is not None
-        self._logits.is_decided = has_loss or not self._is_click
+        self._logits.is_decided |= has_loss or not self._is_click
         self.outputs: Any = None
         """Outputs of the model in the last loss, ``(b,)``; None if the model defines its own loss."""
         self._softmax: ItemSoftmax | None = None

@@ -73,6 +73,8 @@ class ColumnSource:
         self._ranking = config.model.ranking(self.schema)
         self.explain_undefined: str | None = None
         """The reason for which a metric was undefined in the last evaluation, if any."""
+        self.num_evaluated = 0
+        """Number of rows, or of queries of a ranking, in the last evaluation."""
         self._lower_is_better = LOWER_IS_BETTER
         if not is_saved:
             _ = self.data
@@ -194,9 +196,10 @@ class ColumnSource:
         if self._ranking is not None:
             metrics = self._rankings.metrics(predict, ranks, part)
             self.explain_undefined = self._rankings.explain_undefined
+            self.num_evaluated = self._rankings.num_queries
             return metrics
         known, quality = self.data.label_range, self.quality()
-        is_test = part == "test"
+        is_test, self.num_evaluated = part == "test", 0
         for batch in self.data.test_batches() if is_test else self.data.validation_batches():
             mine, labels = ranks.part(batch), batch.labels
             assert labels is not None
@@ -206,6 +209,7 @@ class ColumnSource:
             if known is not None and self._config.model.label == "number":
                 predictions = predictions.clip(known.minimum, known.maximum)
             quality.update(predictions, labels)
+            self.num_evaluated += len(labels)
             if observe is not None:
                 observe(batch, predictions, labels)
         self.explain_undefined = quality.explain_undefined(part)

@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy.typing as npt
 
+from sparring_train.built_in_kinds import model_kinds
+from sparring_train.config.sections.kinds import ModelSection
+
 __all__ = ["LogitCheck"]
 
 _log = logging.getLogger(__name__)
@@ -25,13 +28,13 @@ class LogitCheck:
     positive.
 
     Args:
-        kind: kind of the model, for the message.
+        model: the section of the model. Built-in models return logits.
     """
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
+    def __init__(self, model: ModelSection) -> None:
+        self._kind = model.kind
         self._num_batches = self._num_examples = 0
-        self.is_decided = False
+        self.is_decided = any(type(model) is each.section for each in model_kinds())
 
     def observe(self, outputs: npt.NDArray[Any]) -> None:
         """Logs a warning if the model returns probabilities.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -28,6 +29,8 @@ HeldOut = Literal["test", "validation"]
 Ids = npt.NDArray[np.int64]
 Jagged = tuple[Ids, Ids]
 
+_log = logging.getLogger(__name__)
+
 _CUTOFF = 10
 _BLOCK = 4096
 """Number of queries to rank, and of items to embed, at a time."""
@@ -46,7 +49,8 @@ class _Queries:
 
 
 class RankingEvaluation:
-    """Ranks all items of the training examples for each query, except those that the user has seen.
+    """Ranks all items of the training examples for each query, except those that the user has seen, if
+    `Ranking.ranks_seen` is false.
 
     Each rank evaluates a part of the queries. The first evaluation reads the training examples once more.
     It keeps in memory the features of each item, and the training items of the users in this rank's
@@ -73,6 +77,9 @@ class RankingEvaluation:
         self._ranking, self._data, self._schema = ranking, data, data.schema
         self._has_validation = has_validation
         self._items: ColumnBatch | None = None
+        self._has_warned = False
+        self.num_queries = 0
+        """Number of queries of all ranks in the last evaluation."""
         self._seen: dict[HeldOut, tuple[Ids, Jagged]] = {}
         """Part → its users, sorted, and the items that each user has seen."""
         self.popularity: dict[str, float] = {}
@@ -83,7 +90,9 @@ class RankingEvaluation:
         """The reason if the last evaluation had no query, so that its metrics are NaN."""
 
     def metrics(self, predict: Predict, ranks: Ranks, part: HeldOut = "test") -> dict[str, float]:
-        """Computes the means of recall, NDCG, reciprocal rank and hit rate at 10 over all queries. All
+        """Computes the means of recall, NDCG, reciprocal rank and hit rate at 10 over all queries. If
+        users have seen some of the relevant items, also their share, `repeat_share`; and if each query
+        has one item, the recall of these, `repeat_recall@10`, and of the others, `new_recall@10`. All
         ranks call it.
 
         Raises:
@@ -94,6 +103,7 @@ class RankingEvaluation:
             self._read_seen_pairs(np.unique(queries.users), ranks, part)
         keys, vectors = self._item_vectors(predict, ranks)
         metrics, num_queries = self._ranked(queries, keys, vectors, ranks, part)
+        self.num_queries = num_queries
         self.explain_undefined = None if num_queries else self._explain_no_queries(part)
         counts, self._item_counts = self._item_counts, None if part == "test" else self._item_counts
         # If not all items were counted, the baseline would be too low.
@@ -102,7 +112,56 @@ class RankingEvaluation:
             popular = replace(queries, vectors=ones)
             frequencies = counts.of(keys).astype(np.float32)[:, None]
             self.popularity, _ = self._ranked(popular, keys, frequencies, ranks, part)
-        return metrics
+        repeats = self._repeats(queries, keys, vectors, ranks, part, metrics["recall@10"])
+        return {**metrics, **repeats}
+
+    def _repeats(
+        self,
+        queries: _Queries,
+        keys: Ids,
+        vectors: npt.NDArray[np.floating],
+        ranks: Ranks,
+        part: HeldOut,
+        recall: float,
+    ) -> dict[str, float]:
+        """Returns metrics of relevant items that users have seen; empty if there are none."""
+        items, offsets = queries.relevant
+        is_repeat = np.zeros(len(items), np.bool_)
+        for begin in range(0, len(queries.users), _BLOCK):
+            block = np.arange(begin, min(begin + _BLOCK, len(queries.users)))
+            seen = self._list_seen(queries, block, part)
+            if seen is not None:
+                some = slice(offsets[begin], offsets[block[-1] + 1])
+                is_repeat[some] = _is_among(select_queries(queries.relevant, block), seen)
+        repeats, total = ranks.sum(np.array([is_repeat.sum(), len(items)], np.float64)).tolist()
+        if not repeats:
+            return {}
+        found = {"repeat_share": repeats / total}
+        if not self._ranking.ranks_seen and not self._has_warned and ranks.rank == 0:
+            self._has_warned = True
+            _log.warning(
+                "%d of %d %s items were not ranked, because their users had them before; no ranking "
+                "finds them, so recall@%d is at most %.4g. A model of kind sequence ranks such items",
+                repeats,
+                total,
+                part,
+                _CUTOFF,
+                1 - repeats / total,
+            )
+        if self._ranking.query is not None:
+            return found
+        # Each query has one item.
+        places = np.flatnonzero(is_repeat)
+        known = replace(queries, relevant=_jagged(places, items[places], len(items)))
+        known_recall = 0.0
+        if self._ranking.ranks_seen:
+            means, _ = self._ranked(known, keys, vectors, ranks, part)
+            known_recall = means[f"recall@{_CUTOFF}"]
+        found[f"repeat_recall@{_CUTOFF}"] = known_recall
+        if repeats < total:
+            new = (recall * total - known_recall * repeats) / (total - repeats)
+            found[f"new_recall@{_CUTOFF}"] = max(new, 0.0)  # rounding
+        return found
 
     def _ranked(
         self,
@@ -121,7 +180,7 @@ class RankingEvaluation:
                 keys,
                 vectors,
                 relevant=select_queries(queries.relevant, block),
-                seen=self._list_seen(queries, block, part),
+                seen=None if self._ranking.ranks_seen else self._list_seen(queries, block, part),
                 cutoffs=(_CUTOFF,),
             )[_CUTOFF]
             means = (found.recall, found.ndcg, found.mrr, found.hit_rate, 1.0)
@@ -285,6 +344,17 @@ def _jagged(places: Ids, values: Ids, count: int) -> Jagged:
     order = np.argsort(places, kind="stable")
     counts = np.bincount(places, minlength=count)
     return values[order], np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+
+
+def _is_among(given: Jagged, others: Jagged) -> npt.NDArray[np.bool_]:
+    """Returns for each given value whether the other values of its place contain it."""
+    distinct, numbers = np.unique(np.concatenate([given[0], others[0]]), return_inverse=True)
+    places = [
+        np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)) for _, offsets in (given, others)
+    ]
+    pairs = np.concatenate(places) * len(distinct) + numbers
+    found: npt.NDArray[np.bool_] = np.isin(pairs[: len(given[0])], pairs[len(given[0]) :])
+    return found
 
 
 def _column_as_jagged(columns: list[Column]) -> Jagged:

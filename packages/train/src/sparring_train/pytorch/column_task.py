@@ -73,9 +73,9 @@ class ColumnTask:
         own: Callable[[ColumnInputs], Tensor] | None = getattr(self.model, "training_loss", None)
         self.loss: Callable[[ColumnInputs], Tensor] = own or self._loss
         self._named_loss = named_loss(config, nn.Module, has_own=own is not None)
-        self._logits = LogitCheck(config.model.kind)
+        self._logits = LogitCheck(config.model)
         # With a loss of the user, the outputs need not be logits.
-        self._logits.is_decided = self._named_loss is not None
+        self._logits.is_decided |= self._named_loss is not None
         self._outputs: list[Tensor] | None = [] if is_evaluated(config) else None
 
     def training_inputs(self, batch: ColumnBatch) -> ColumnInputs:

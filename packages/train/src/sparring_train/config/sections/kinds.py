@@ -37,11 +37,13 @@ class Ranking:
     item: tuple[str, ...]
     """Features of an item. The first one contains the item's id."""
     user: str | None = None
-    """Feature that contains the user. Items of the user's training examples are not ranked."""
+    """Feature that contains the user, who had the items of the training examples before."""
     query: str | None = None
     """Feature whose ids group the test examples: one query per id. With None, each example is a query."""
     history: str | None = None
-    """Feature whose items are not ranked for the example."""
+    """Feature that contains earlier items of the user."""
+    ranks_seen: bool = False
+    """Whether items that the user had before are ranked in the test."""
     temperature: float = 1.0
     """Number by which the loss divides the products of vectors."""
     normalize: bool = False

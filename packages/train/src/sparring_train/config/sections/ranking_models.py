@@ -145,8 +145,13 @@ class SequenceModel(RankingModel):
     user: str | None = Field(
         None,
         min_length=1,
-        description="The feature that contains the user, whose items in the training examples are not "
-        "ranked in the test. Null: only items of the history are excluded.",
+        description="The feature that contains the user, who had the items of the training examples "
+        "before. Null: those of the history.",
+    )
+    exclude_seen: bool = Field(
+        False,
+        description="Do not rank the items that the user had before in the test. Test items among them "
+        "are then never found.",
     )
     length: Annotated[int, Field(ge=1, le=4096)] = Field(
         50, description="Maximum number of items of a history that are used, the latest ones."
@@ -173,6 +178,7 @@ class SequenceModel(RankingModel):
             item=(self.item,),
             user=self.user,
             history=self.history,
+            ranks_seen=not self.exclude_seen,
             temperature=self.temperature,
             normalize=self.normalize,
             rows_are_vectors=not self.normalize,

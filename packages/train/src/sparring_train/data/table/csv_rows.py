@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv as python_csv
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +23,9 @@ from sparring_train.data.table.csv_forms import (
     read_lines,
     read_names_of_lines,
 )
+from sparring_train.data.table.csv_parser import CsvParser
 from sparring_train.data.table.csv_text import (
     HEADER_BYTES,
-    CountedLines,
     clean_names,
     find_parser_delimiter,
     get_delimiter,
@@ -201,16 +202,15 @@ class CsvRows:
             with open_text(file, self.data) as stream:
                 if file.name in self._renamed:
                     stream.readline()
-                counted = CountedLines(stream)
-                reader = csv.open_csv(
-                    counted,
+                parser = CsvParser(
+                    stream,
+                    on_broken,
                     csv.ReadOptions(block_size=block_bytes, column_names=names),
-                    csv.ParseOptions(
-                        delimiter=find_parser_delimiter(file, self.data),
-                        quote_char='"' if has_quotes else False,
-                        newlines_in_values=has_quotes,
-                        invalid_row_handler=on_broken,
-                    ),
+                    {
+                        "delimiter": find_parser_delimiter(file, self.data),
+                        "quote_char": '"' if has_quotes else False,
+                        "newlines_in_values": has_quotes,
+                    },
                     csv.ConvertOptions(
                         include_columns=columns,
                         column_types={name: pyarrow.string() for name in columns},
@@ -218,10 +218,12 @@ class CsvRows:
                         strings_can_be_null=True,
                     ),
                 )
-                for block in reader:
-                    num_rows += block.num_rows
-                    yield self._trimmed(block) if self.data.trim else block
-                if has_quotes and counted.num_lines != num_rows + broken.count - num_before:
+                with closing(parser):
+                    for block in parser:
+                        num_rows += block.num_rows
+                        yield self._trimmed(block) if self.data.trim else block
+                    num_lines = parser.num_lines
+                if has_quotes and num_lines != num_rows + broken.count - num_before:
                     self._check_quotes(file)
         except DataError:
             if has_quotes:

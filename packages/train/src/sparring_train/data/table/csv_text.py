@@ -21,7 +21,6 @@ from sparring_train.data.table.files import TableFile
 __all__ = [
     "HEADER_BYTES",
     "TYPED_NAME",
-    "CountedLines",
     "clean_names",
     "find_parser_delimiter",
     "get_delimiter",
@@ -166,26 +165,6 @@ class _Utf8(io.RawIOBase):
         with suppress(UnicodeError):
             codecs.getincrementaldecoder("utf-8")().decode(block)
             raise OSError("found UTF-8, but another data.encoding; set data.encoding: utf-8")
-
-
-class CountedLines:
-    """A stream that counts the lines that are read."""
-
-    closed = False
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._ended, self._last = 0, b"\n"
-
-    def read(self, size: int = -1) -> bytes:
-        block: bytes = self._stream.read(size)
-        self._ended += block.count(b"\n")
-        self._last = block[-1:] or self._last
-        return block
-
-    @property
-    def num_lines(self) -> int:
-        return self._ended + (self._last != b"\n")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -28,7 +29,11 @@ Read = Callable[[Sequence[str]], Iterator[RawRows]]
 Candidates = Callable[[Sequence[str]], Iterator[tuple[RawRows, Bools]]]
 """Reads some columns of all rows, with a mask of the candidates."""
 
+_log = logging.getLogger(__name__)
+
 _MAX_TIMES = 200_000_000
+_MUCH_MORE = 1.5
+"""A part by time that is so many times as large as its fraction is reported."""
 
 
 class _Choice(Protocol):
@@ -305,6 +310,14 @@ def _quantile(part: float, name: str, among: Candidates) -> float | int:
         return 0
     at = min(int(len(joined) * (1 - part)), len(joined) - 1)
     begin: float | int = np.partition(joined, at)[at].item()
+    share = float(np.mean(joined >= begin))
+    if share > _MUCH_MORE * part:
+        _log.warning(
+            "the split by data.time: %g chooses %.3g of the rows, because many rows have the time "
+            "at which it begins; name a column of finer times, or choose another split",
+            part,
+            share,
+        )
     return begin
 
 
