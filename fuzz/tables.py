@@ -45,8 +45,8 @@ def open_target(ending: str) -> Iterator[harness.Target]:
     from sparring_train.data.dataset import OpenRequest
     from sparring_train.data.table.dataset import open_table, read_table
     from sparring_train.data.table.files import find_files
-    from sparring_train.data.table.sample import ReadingOptions, sample_parquet
-    from sparring_train.data.table.sample_csv import sample_csv
+    from sparring_train.data.table.sample import sample_parquet
+    from sparring_train.data.table.text.sample import sample_csv
 
     options = (*_OPTIONS, *_CSV_OPTIONS) if ending == "csv" else _OPTIONS
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +76,7 @@ def open_target(ending: str) -> Iterator[harness.Target]:
                 with suppress(DataError):
                     files = find_files(str(path))
                     if ending == "csv":
-                        sample_csv(str(path), files, ReadingOptions())
+                        sample_csv(str(path), files, section)
                     else:
                         sample_parquet(files)
 

@@ -20,7 +20,7 @@ import pytest
 import typer
 
 from sparring_serve.config import read_serving_config
-from sparring_train.cli.init_words import parse_words
+from sparring_train.cli.init.words import parse_words
 from sparring_train.config.reading.loader import load_config
 from sparring_train.data.table.files import is_name_of_table
 

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 def sparring_register_commands() -> Sequence[CommandDescriptor]:
     return [
         _command("train", "cli.train", "Train", "Train and evaluate the model of a configuration."),
-        _command("init", "cli.init", "Start", "Write a configuration for files of examples."),
+        _command(
+            "init", "cli.init.command", "Start", "Write a configuration for files of examples."
+        ),
         _command(
             "replay",
             "cli.replay",

@@ -145,7 +145,7 @@ def test_without_matplotlib_train_writes_no_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("sparring_torch", reason="trains with torch")
-    monkeypatch.setattr("sparring_train.cli.train_file.find_spec", lambda name: None)
+    monkeypatch.setattr("sparring_train.cli.init.train_file.find_spec", lambda name: None)
     path = write(tmp_path / "log.csv", log())
     assert main(["train", path, "label=clicked", "training.steps=1"]) == 0
     assert "pip install 'sparring[report]'" in capsys.readouterr().err

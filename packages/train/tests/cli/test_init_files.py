@@ -17,8 +17,8 @@ from pyarrow import parquet
 from sparring_cli.application import main
 from sparring_train.config.reading.loader import parse_config
 from sparring_train.data.table import sample as sampling
-from sparring_train.data.table import sample_csv
 from sparring_train.data.table import summary as looking
+from sparring_train.data.table.text import sample as sample_csv
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +142,7 @@ def test_numbers_with_two_decimal_signs_stop(capsys: pytest.CaptureFixture[str])
     rows = [f"u{n % 9};i{n % 7};{n},5;{n},25;{n}.5;{n % 2}" for n in range(600)]
     write("log.csv", "user;item;price;cost;weight;clicked", rows)
     _, said = written(capsys, "log.csv", status=2)
-    assert "weight: its numbers are not written like those of other columns" in said
+    assert "weight: its numbers are not written as in other columns" in said
     assert said.endswith("sparring init log.csv skip=weight")
     text, _ = written(capsys, "log.csv", "skip=weight")
     assert parse_config(text).data.numeric == ("price", "cost")  # type: ignore[attr-defined]

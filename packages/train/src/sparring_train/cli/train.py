@@ -20,7 +20,7 @@ from sparring_cli import (
     print_json,
     print_warning,
 )
-from sparring_train.cli.init import ModelOption, YesOption
+from sparring_train.cli.init.command import ModelOption, YesOption
 from sparring_train.cli.progress import make_progress
 from sparring_train.config.reading.loader import load_config
 from sparring_train.data.table.files import is_name_of_table
@@ -121,7 +121,7 @@ def train(  # noqa: PLR0913, PLR0917 - typer makes the options of these
     given = list(overrides or ())
     if is_name_of_table(config):
         # Commands of an existing configuration do not need it.
-        from sparring_train.cli.train_file import train_file
+        from sparring_train.cli.init.train_file import train_file
 
         found = train_file(
             config, given, model, manager, accepts_defaults=yes, is_dry_run=dry_run, as_json=as_json,

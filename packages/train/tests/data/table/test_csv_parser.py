@@ -14,7 +14,7 @@ PROGRAM = """
 import sys, time
 from sparring.errors import DataError
 from sparring_train.config.sections.table import TableData
-from sparring_train.data.table import csv_rows
+from sparring_train.data.table.text import rows as csv_rows
 from sparring_train.data.table.files import TableFile, find_files
 
 class Slow:

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from sparring import hash_strings
 from sparring.errors import DataError
-from sparring_train.data.table.csv_values import TextStyle, convert_texts
 from sparring_train.data.table.decode import BadValue
+from sparring_train.data.table.text.values import TextStyle, convert_texts
 
 from .table_files import batches, opened, rows_of, section
 

@@ -146,7 +146,7 @@ class SequenceModel(RankingModel):
         None,
         min_length=1,
         description="The feature that contains the user, who had the items of the training examples "
-        "before. Null: those of the history.",
+        "before. Null: users of the history.",
     )
     exclude_seen: bool = Field(
         False,

@@ -20,12 +20,12 @@ from sparring_train.data.stream.erased_keys import ErasedKeys
 from sparring_train.data.stream.events import Events, MessageDecoder, Parser
 from sparring_train.data.stream.partitions import PartitionReader, owned_partitions
 from sparring_train.data.stream.quarantine import Quarantine, read_quarantines
-from sparring_train.data.table.csv_rows import CsvRows
 from sparring_train.data.table.dataset import read_table
 from sparring_train.data.table.decode import Decoder
 from sparring_train.data.table.files import find_files
 from sparring_train.data.table.parquet_rows import ParquetRows
 from sparring_train.data.table.strings import make_string_writer
+from sparring_train.data.table.text.rows import CsvRows
 from sparring_train.registered_kinds import find_stream, stream_kinds
 from sparring_train.streams import OffsetGoneError, StreamSource
 

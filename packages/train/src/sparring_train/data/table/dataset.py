@@ -14,15 +14,15 @@ from sparring_train.config.sections.table import HistoryConfig, TableData
 from sparring_train.data.dataset import Dataset, OpenRequest
 from sparring_train.data.file_identities import DATA_FILES, identify_files
 from sparring_train.data.lake.table import is_lake, open_lake, read_lake
-from sparring_train.data.table.csv_dataset import CsvDataset
-from sparring_train.data.table.csv_rows import CsvRows
 from sparring_train.data.table.decode import SKIP_ADVICE, Decoder
 from sparring_train.data.table.files import TableFile, find_files
 from sparring_train.data.table.parquet_dataset import ParquetDataset
 from sparring_train.data.table.parquet_rows import ParquetRows
 from sparring_train.data.table.row_groups import TableRows
 from sparring_train.data.table.strings import make_string_writer
-from sparring_train.data.table.text_lists import split_lists
+from sparring_train.data.table.text.dataset import CsvDataset
+from sparring_train.data.table.text.lists import split_lists
+from sparring_train.data.table.text.rows import CsvRows
 
 __all__ = ["open_table", "pin_table", "read_first_rows", "read_table"]
 

@@ -18,7 +18,7 @@ from sparring_train.columns import Column, ColumnBatch, Feature, Label
 from sparring_train.config.sections.columns import ColumnSettings
 from sparring_train.config.sections.table import TableData
 from sparring_train.data.table.hexadecimal import HEXADECIMAL, parse_hexadecimal
-from sparring_train.data.table.text_lists import split_lists
+from sparring_train.data.table.text.lists import split_lists
 from sparring_train.data.whole_numbers import EXPECTED_ID, find_whole_numbers
 
 __all__ = [

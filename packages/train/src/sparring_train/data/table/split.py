@@ -17,8 +17,8 @@ from pyarrow import types
 from sparring.errors import DataError
 from sparring_train.config.sections.table import SplitConfig, TableData, ValidationConfig
 from sparring_train.data.split import Part, seed_of_file, uniform_of_keys, uniform_of_rows
-from sparring_train.data.table.csv_values import TextStyle
 from sparring_train.data.table.decode import Decoder, RawRows, select_columns
+from sparring_train.data.table.text.values import TextStyle
 
 __all__ = ["Split", "make_split", "parse_times"]
 

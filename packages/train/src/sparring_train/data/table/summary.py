@@ -16,11 +16,11 @@ from pyarrow import types
 
 from sparring.errors import DataError
 from sparring_train.config.sections.table import TableData
-from sparring_train.data.table.csv_values import TextStyle, are_integers
 from sparring_train.data.table.files import TableFile, find_files
 from sparring_train.data.table.sample import Sample, sample_parquet
-from sparring_train.data.table.sample_csv import sample_csv
-from sparring_train.data.table.text_lists import split_lists
+from sparring_train.data.table.text.lists import split_lists
+from sparring_train.data.table.text.sample import sample_csv
+from sparring_train.data.table.text.values import TextStyle, are_integers
 from sparring_train.recommend.column_names import (
     ITEMS,
     LABELS,

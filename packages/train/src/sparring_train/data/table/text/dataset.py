@@ -15,7 +15,6 @@ from sparring_train.columns import ColumnBatch, Schema
 from sparring_train.config.sections.table import TableData
 from sparring_train.data.dataset import LabelRange, OpenRequest
 from sparring_train.data.split import Part
-from sparring_train.data.table.csv_rows import CsvRows
 from sparring_train.data.table.decode import Decoder
 from sparring_train.data.table.history import read_histories
 from sparring_train.data.table.labels import LabelRangeCollector
@@ -29,6 +28,7 @@ from sparring_train.data.table.stream import (
     start_threads,
 )
 from sparring_train.data.table.strings import StringWriter
+from sparring_train.data.table.text.rows import CsvRows
 
 __all__ = ["CsvDataset"]
 

@@ -13,11 +13,6 @@ import pyarrow
 import pyarrow.compute as pc
 
 from sparring_train.config.sections.table import TableData
-from sparring_train.data.table.csv_forms import POSITION, get_form
-from sparring_train.data.table.csv_rows import BrokenRows, CsvRows
-from sparring_train.data.table.csv_text import TYPED_NAME, translate_csv_errors
-from sparring_train.data.table.csv_values import NO_NUMBER, TextStyle
-from sparring_train.data.table.dialect import Dialect, find_dialect
 from sparring_train.data.table.files import TableFile
 from sparring_train.data.table.sample import (
     Sample,
@@ -26,6 +21,11 @@ from sparring_train.data.table.sample import (
     count_sample_rows_per_file,
     find_missing_columns,
 )
+from sparring_train.data.table.text.dialect import Dialect, find_dialect
+from sparring_train.data.table.text.encoding import TYPED_NAME, translate_csv_errors
+from sparring_train.data.table.text.forms import POSITION, get_form
+from sparring_train.data.table.text.rows import BrokenRows, CsvRows
+from sparring_train.data.table.text.values import NO_NUMBER, TextStyle
 
 __all__ = ["sample_csv"]
 
@@ -171,7 +171,7 @@ def _find_style(texts: Mapping[str, _Texts], given: TableData, sample: Sample) -
         if shares[name][styles.index(style)] < _MOSTLY:
             groups = "" if style.thousands is None else f" and {style.thousands!r} in thousands"
             sample.unlike[name] = (
-                f"its numbers are not written like those of other columns, with the decimal sign "
+                f"its numbers are not written as in other columns, with the decimal sign "
                 f"{style.decimal!r}{groups}; leave it out, or write all alike"
             )
     found = [sign for sign in signs if any(texts[name].contains(sign) for name in numeric)]
@@ -220,7 +220,7 @@ def _find_date_order(
     if len(found) > 1:
         other = found["mdy"]
         sample.unusable[other] = (
-            f"its dates begin with the month, but those of {found['dmy']} with the day"
+            f"its dates begin with the month, but dates of {found['dmy']} with the day"
         )
     if found:
         return next(iter(found))

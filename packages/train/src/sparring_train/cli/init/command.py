@@ -13,14 +13,14 @@ import typer
 from sparring.adapter import find_closest_name
 from sparring.errors import DataError
 from sparring_cli import add_command, make_console, print_document
-from sparring_train.cli.findings import Doubt, Findings, resolve
-from sparring_train.cli.init_label import (
+from sparring_train.cli.init.findings import Doubt, Findings, resolve
+from sparring_train.cli.init.label import (
     NO_LABEL,
     ChosenLabel,
     choose_label,
     leave_out_outcomes,
 )
-from sparring_train.cli.init_ranking import (
+from sparring_train.cli.init.ranking import (
     RankingKind,
     choose_ranked_columns,
     choose_user_and_item,
@@ -28,15 +28,15 @@ from sparring_train.cli.init_ranking import (
     name_pair,
     ranking_lines,
 )
-from sparring_train.cli.init_text import (
+from sparring_train.cli.init.text import (
     bad_row_lines,
     dictionary_lines,
     id_columns,
     label_lines,
     random_split,
 )
-from sparring_train.cli.init_words import ROLES, Words, apply_keys, parse_words, quote_yaml_name
-from sparring_train.cli.understanding import ColumnRow, Understanding, describe_columns
+from sparring_train.cli.init.understanding import ColumnRow, Understanding, describe_columns
+from sparring_train.cli.init.words import ROLES, Words, apply_keys, parse_words, quote_yaml_name
 from sparring_train.config.reading.loader import parse_config
 from sparring_train.config.sections.table import TableData
 from sparring_train.data.table.summary import ColumnSummary, TableSummary, summarize_table

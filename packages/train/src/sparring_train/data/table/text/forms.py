@@ -1,4 +1,4 @@
-"""Text files with an object, or a user and all items, per line, as blocks of rows like those of CSV."""
+"""Text files with an object, or a user and all items, per line, as blocks of rows as in CSV."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pyarrow
 
 from sparring.errors import DataError
 from sparring_train.config.sections.table import TableData
-from sparring_train.data.table.csv_text import clean_names, get_delimiter, open_text
 from sparring_train.data.table.decode import BadValue, make_bad_row_error
 from sparring_train.data.table.files import TableFile
+from sparring_train.data.table.text.encoding import clean_names, get_delimiter, open_text
 
 __all__ = ["POSITION", "find_keys", "get_form", "read_json", "read_lines", "read_names_of_lines"]
 
@@ -27,7 +27,7 @@ def get_form(file: TableFile, data: TableData) -> Literal["rows", "json", "lines
 
 
 def find_keys(file: TableFile, data: TableData, wanted: Sequence[str], num_rows: int) -> list[str]:
-    """Returns the keys of objects, in order: those of `num_rows`, and of further ones until each wanted
+    """Returns the keys of objects, in order: keys of `num_rows`, and of further ones until each wanted
     key is found."""
     keys: dict[str, None] = {}
     missing = set(wanted)
@@ -133,7 +133,7 @@ def _add_broken(
 
 
 def _parse(line: bytes) -> Any:
-    # Numbers keep their text, so that they are converted like those of CSV.
+    # Numbers keep their text, so that they are converted as in CSV.
     try:
         return json.loads(line, parse_int=str, parse_float=str, parse_constant=str)
     except ValueError:

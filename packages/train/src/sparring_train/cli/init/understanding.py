@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sparring_train.config.sections.table import TableData
-from sparring_train.data.table.csv_values import TextStyle
 from sparring_train.data.table.dataset import read_first_rows
+from sparring_train.data.table.text.values import TextStyle
 
 __all__ = ["ColumnRow", "Understanding", "describe_columns"]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from sparring.errors import DataError
 from sparring_train.config.sections.table import TableData
-from sparring_train.data.table.csv_text import TYPED_NAME, get_delimiter, translate_csv_errors
-from sparring_train.data.table.csv_values import is_number
 from sparring_train.data.table.files import TableFile
+from sparring_train.data.table.text.encoding import TYPED_NAME, get_delimiter, translate_csv_errors
+from sparring_train.data.table.text.values import is_number
 
 __all__ = ["Dialect", "find_dialect"]
 

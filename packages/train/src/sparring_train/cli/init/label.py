@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from sparring.errors import DataError
-from sparring_train.cli.findings import Doubt, Findings
-from sparring_train.cli.init_words import Words
+from sparring_train.cli.init.findings import Doubt, Findings
+from sparring_train.cli.init.words import Words
 from sparring_train.data.table.summary import ColumnSummary, TableSummary
 from sparring_train.quality.predictions import auc
 from sparring_train.recommend.column_names import QUANTITIES, is_outcome, split_column_name

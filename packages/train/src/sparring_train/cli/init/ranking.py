@@ -11,18 +11,18 @@ import numpy as np
 import pyarrow
 
 from sparring.errors import DataError
-from sparring_train.cli.findings import Doubt, Findings
-from sparring_train.cli.init_label import ChosenLabel
-from sparring_train.cli.init_text import (
+from sparring_train.cli.init.findings import Doubt, Findings
+from sparring_train.cli.init.label import ChosenLabel
+from sparring_train.cli.init.text import (
     bad_row_lines,
     dictionary_lines,
     id_columns,
     label_lines,
     random_split,
 )
-from sparring_train.cli.init_words import Words, quote_yaml_name
-from sparring_train.data.table.csv_forms import POSITION
+from sparring_train.cli.init.words import Words, quote_yaml_name
 from sparring_train.data.table.summary import ColumnSummary, TableSummary
+from sparring_train.data.table.text.forms import POSITION
 from sparring_train.recommend.column_names import (
     ITEMS,
     SESSIONS,

@@ -12,8 +12,8 @@ from pathlib import Path
 from sparring import PluginManager
 from sparring.errors import ConfigError, DataError
 from sparring_cli import make_console, print_json, print_note
-from sparring_train.cli.init import understand
-from sparring_train.cli.init_ranking import RankingKind
+from sparring_train.cli.init.command import understand
+from sparring_train.cli.init.ranking import RankingKind
 from sparring_train.config.reading.loader import parse_config
 
 __all__ = ["train_file"]

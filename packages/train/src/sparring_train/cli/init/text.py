@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
-from sparring_train.cli.init_words import quote_yaml_name
+from sparring_train.cli.init.words import quote_yaml_name
 from sparring_train.config.sections.columns import is_table_name
 from sparring_train.data.table.sample import Sample
 from sparring_train.data.table.summary import ColumnSummary, TableSummary, is_text
 
 if TYPE_CHECKING:
-    from sparring_train.cli.init_label import ChosenLabel
+    from sparring_train.cli.init.label import ChosenLabel
 
 __all__ = [
     "bad_row_lines",

@@ -15,16 +15,9 @@ from pyarrow import csv
 from sparring.errors import DataError
 from sparring_train.columns import Origin
 from sparring_train.config.sections.table import TableData
-from sparring_train.data.table.csv_forms import (
-    POSITION,
-    find_keys,
-    get_form,
-    read_json,
-    read_lines,
-    read_names_of_lines,
-)
-from sparring_train.data.table.csv_parser import CsvParser
-from sparring_train.data.table.csv_text import (
+from sparring_train.data.table.decode import BadValue, RawRows, make_bad_row_error
+from sparring_train.data.table.files import TableFile
+from sparring_train.data.table.text.encoding import (
     HEADER_BYTES,
     clean_names,
     find_parser_delimiter,
@@ -33,7 +26,17 @@ from sparring_train.data.table.csv_text import (
     parse_rows,
     read_header,
 )
-from sparring_train.data.table.csv_values import (
+from sparring_train.data.table.text.forms import (
+    POSITION,
+    find_keys,
+    get_form,
+    read_json,
+    read_lines,
+    read_names_of_lines,
+)
+from sparring_train.data.table.text.lists import split_lists
+from sparring_train.data.table.text.parser import CsvParser
+from sparring_train.data.table.text.values import (
     NO_NUMBER,
     TEXTS,
     Kind,
@@ -42,9 +45,6 @@ from sparring_train.data.table.csv_values import (
     convert_texts,
     is_number,
 )
-from sparring_train.data.table.decode import BadValue, RawRows, make_bad_row_error
-from sparring_train.data.table.files import TableFile
-from sparring_train.data.table.text_lists import split_lists
 
 __all__ = ["BrokenRows", "CsvRows"]
 

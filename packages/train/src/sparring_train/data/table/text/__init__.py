@@ -1,0 +1,1 @@
+"""Reads text files: CSV, JSON Lines, and lines of users and items."""
