@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from sparring import hash_strings
@@ -37,7 +38,10 @@ def lookup(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
     table: Annotated[str, typer.Argument(help="Name of the table.")],
     ids: Annotated[
         list[str],
-        typer.Argument(help="Ids: integers, or strings, which are hashed."),
+        typer.Argument(
+            help="Ids: integers, or strings, which are hashed. A number without a row is read as "
+            "a string."
+        ),
     ],
     missing: Annotated[
         str,
@@ -68,11 +72,17 @@ def lookup(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
         client = LookupClient(
             target, ClientConfig(tls=tls, token_file=token_file, insecure=insecure)
         )
+    # A column of strings may contain numbers, and the service does not know the column.
+    hashed = hash_strings(ids).tolist()
     with client:
         answer = client.pull(
-            {table: keys}, missing=missing, version=version, deadline_seconds=deadline
+            {table: [*keys, *hashed]}, missing=missing, version=version, deadline_seconds=deadline
         )
-    rows, found = answer.rows[table], answer.found[table]
+    own_rows, text_rows = np.split(answer.rows[table], 2)
+    is_found, is_text = np.split(answer.found[table], 2)
+    is_text = is_text & ~is_found
+    keys = np.where(is_text, hashed, keys).tolist()
+    rows, found = np.where(is_text[:, None], text_rows, own_rows), is_found | is_text
     if as_json:
         print_json(
             {
