@@ -54,6 +54,7 @@ OWNERS = {
     "blocking": ["StepContainer.save"],
     "cache": ["PackedOptions"],
     "categorical": ["TableData"],
+    "form": ["TableData"],
     "collective": ["StepContainer"],
     "columns": ["TableSharding"],
     "config": ["RemoteOptions"],
@@ -76,6 +77,7 @@ OWNERS = {
     "history": ["TableData"],
     "initializer": ["sparring_torch.EmbeddingConfig"],
     "input_dim": ["sparring_tf.Embedding"],
+    "item": ["SequenceModel"],
     "inverse_indices": ["KeyedJaggedTensor"],
     "buffer_bytes": ["TieredOptions"],
     "is_base": ["SaveOptions"],
@@ -127,6 +129,7 @@ OWNERS = {
     ],
     "vocabulary_size": ["sparring_tf.Embedding"],
     "update": ["sparring_tf.Optimizer"],
+    "user": ["SequenceModel"],
     "weights": ["JaggedTensor", "KeyedJaggedTensor"],
 }
 # Arguments and options of other libraries.

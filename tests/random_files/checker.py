@@ -165,12 +165,6 @@ def working_folder(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def has_dry_run(folder: Path) -> bool:
-    """Returns whether the command line has the dry run that this check needs."""
-    _, output, message = run_command("train", "--help", folder=folder)
-    return DRY_RUN[0] in output + message
-
-
 def check_seed(seed: int, folder: Path) -> Outcome:
     """Writes the file of a seed, and compares what is understood of it with its truth."""
     truth = make_file(seed, folder)

@@ -44,7 +44,7 @@ class _Client:
     [
         ("7", 7, True),
         ("-3", -3, True),
-        ("0007", 7, True),  # the row of the integer exists, too
+        ("0007", STRINGS[0], True),  # not the row of the integer 7
         ("12", STRINGS[1], True),
         ("shoe", STRINGS[2], True),
         ("13", 13, False),

@@ -111,7 +111,7 @@ def lookup(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
 def _id_of(text: str) -> int:
     """Converts a word of the command line to an id. An unsigned number of at least 2^63 means the id with
     the same 64 bits, as for `sparring get`."""
-    if re.fullmatch("[+-]?[0-9]+", text) is None:
+    if re.fullmatch("0|-?[1-9][0-9]*", text) is None:  # 0007 is a string, too
         return int(hash_strings([text])[0])
     number = int(text)
     if not -(2**63) <= number < 2**64:

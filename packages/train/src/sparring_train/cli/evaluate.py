@@ -118,9 +118,8 @@ _EVERY_ROW = ("data.split={files: '*'}", "data.validation=null")
 def _find_other_files(
     snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager
 ) -> str | None:
-    """Returns the path of an override that names files with other content than those of the run, if no
-    override sets the split. Models that rank items need a split, because they rank those of training
-    rows."""
+    """Returns the path of an override that names files with other content, if no override sets the split.
+    Models that rank items need a split, because they rank items of training rows."""
     keys = {each.partition("=")[0].strip() for each in overrides}
     if "data.path" not in keys or any(each.startswith("data.split") for each in keys):
         return None

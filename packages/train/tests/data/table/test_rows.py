@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from sparring import hash_strings
 from sparring.errors import DataError
 from sparring_train.columns import Label
-from sparring_train.data.table.text import rows as csv_rows
 from sparring_train.data.table.files import find_files
 from sparring_train.data.table.parquet_rows import ParquetRows, check_indices
 from sparring_train.data.table.summary import summarize_table
+from sparring_train.data.table.text import rows as csv_rows
 
 from .table_files import batches, click_log, opened, rows_of, section, write_files
 

@@ -352,7 +352,7 @@ def _data(
         yield f"  # left out: {', '.join(left)}"
     if times:
         yield f"  time: {quote_yaml_name(times[0].name)}"
-    if times and summary.sample.test_files is None:
+    if times and summary.sample.test_files is None and times[0].num_distinct > 1:
         yield "  split: {time: 0.1}      # the latest tenth is the test"
     else:
         yield from random_split(summary)

@@ -288,6 +288,8 @@ def _look(name: str, array: Any, separators: Sequence[str]) -> ColumnSummary:
         found.leave_out("all values missing", "all values are missing")
     elif found.num_distinct == 1 and found.role != "time" and not found.is_list:
         found.leave_out("all values equal", "all values are equal")
+    elif found.num_distinct == 1 and found.role == "time":
+        found.unsure = "all times are equal: they do not select the rows for the test"
     return found
 
 
