@@ -221,6 +221,9 @@ class ColumnBatch:
     a batch."""
     total: int | None = field(default=None, kw_only=True)
     """Number of examples of the step over all ranks, if this batch is one rank's part."""
+    is_good: npt.NDArray[np.bool_] | None = field(default=None, kw_only=True)
+    """``(b,)``, False for a row with an invalid value, which gets no prediction; None: all are good. Not
+    kept in parts of a batch."""
     cut: Cut | None = field(default=None, kw_only=True)
     """Events of the step, if the examples are a stream."""
     event_times: npt.NDArray[np.float64] | None = field(default=None, kw_only=True)

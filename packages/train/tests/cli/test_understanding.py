@@ -287,3 +287,31 @@ def test_standard_input_is_not_read(
     assert "sparring train a.csv label=returned" in stops(capsys, "train", "a.csv")
     assert main(["train", "a.csv", "--yes", "--dry-run"]) == 0
     assert "--yes: label=returned, because" in capsys.readouterr().err
+
+
+def test_a_bad_row_has_no_prediction(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sparring_torch", reason="trains with torch")
+    write("a.csv", "user,item,price,clicked", lambda n: f"u{n % 7},i{n % 9},{n}.5,{n % 2}", 100)
+    assert main(["train", "a.csv"]) == 0
+    write("b.csv", "user,item,price", lambda n: f"u{n},i{n},{'oops' if n == 1 else n}.5", 3)
+    assert "row 3, column 'price': found 'oops.5'" in (
+        said := stops(capsys, "predict", "run", "b.csv")
+    )
+    assert "or set data.bad_rows: skip" in said
+    for output in ("p.csv", "p.parquet"):
+        assert main(["predict", "run", "b.csv", "data.bad_rows=skip", "--output", output]) == 0
+        assert "1 of 3 rows are bad: their prediction is empty" in capsys.readouterr().err
+    cells = [each.split(",") for each in Path("p.csv").read_text().splitlines()]
+    assert [each[:2] for each in cells] == [
+        ["user", "item"],
+        ["u0", "i0"],
+        ["u1", "i1"],
+        ["u2", "i2"],
+    ]
+    assert [each[2] == "" for each in cells] == [False, False, True, False]
+    table = parquet.read_table("p.parquet")
+    assert table.column("prediction").is_null().to_pylist() == [False, True, False]
+    write("b.csv", "user,item,price", lambda n: "u1,i1" if n == 1 else f"u{n},i{n},0.5", 3)
+    said = stops(capsys, "predict", "run", "b.csv", "data.bad_rows=skip")
+    assert "row 3: found 2 fields" in said
+    assert "bad_rows" not in said

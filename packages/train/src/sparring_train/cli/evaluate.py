@@ -195,6 +195,8 @@ def predict(
         else:
             count = _write_file(file, tables)
             print_note(f"{file}: {count:,} predictions")
+    if counts.bad:
+        print_note(f"{counts.bad:,} of {counts.rows:,} rows are bad: their prediction is empty")
     for name, count in counts.without_row.items():
         if count:
             print_note(
@@ -210,6 +212,8 @@ class _Counts:
     without_row: dict[str, int]
     """Feature → number of rows that contain an id without a row in its table."""
     rows: int = 0
+    bad: int = 0
+    """Number of rows with an invalid value."""
 
 
 def _predictions(
@@ -220,8 +224,10 @@ def _predictions(
 
     container = model.source.container
     for batch in model.source.read(path):
-        predicted = pyarrow.array(model.predict(batch).astype(np.float32))
+        is_bad = None if batch.is_good is None else ~batch.is_good
+        predicted = pyarrow.array(model.predict(batch).astype(np.float32), mask=is_bad)
         counts.rows += len(batch)
+        counts.bad += predicted.null_count
         for feature in schema.features:
             if feature.table_name in container.tables:
                 column = batch.ids[feature.name]
@@ -249,7 +255,7 @@ def _write_csv(file: Any, predictions: Iterator[pyarrow.Table]) -> int:
             writer.writerow(part.column_names)
         *ids, predicted = (column.to_pylist() for column in part.columns)
         # Uses the fewest digits that identify the float32.
-        texts = map(str, np.array(predicted, np.float32))
+        texts = ("" if each is None else str(np.float32(each)) for each in predicted)
         writer.writerows(zip(*(map(_as_text, each) for each in ids), texts, strict=True))
         count += len(part)
     return count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from sparring_train.config.sections.table import HistoryConfig, TableData
 from sparring_train.data.dataset import Dataset, OpenRequest
 from sparring_train.data.file_identities import DATA_FILES, identify_files
 from sparring_train.data.lake.table import is_lake, open_lake, read_lake
-from sparring_train.data.table.decode import SKIP_ADVICE, Decoder
+from sparring_train.data.table.decode import SKIP_ADVICE, Decoder, RawRows
 from sparring_train.data.table.files import TableFile, find_files
 from sparring_train.data.table.parquet_dataset import ParquetDataset
 from sparring_train.data.table.parquet_rows import ParquetRows
@@ -82,9 +82,10 @@ def read_table(data: TableData, path: str) -> Iterator[ColumnBatch]:
     """Yields all rows of the files at `path`, in order, with the ids and numbers that `data` names.
 
     Raises:
-        DataError: there is no file, a column is missing, or a row is bad.
+        DataError: there is no file, a column is missing, a line has a wrong number of fields, or a value
+            is invalid and `data.bad_rows` is not `skip`.
     """
-    # A prediction is required for each row, so bad rows are never skipped.
+    # Lines that cannot be divided into values are never skipped, because each row has a prediction.
     section = data.model_copy(
         update={"label": None, "weight": None, "time": None, "bad_rows": "refuse"}
     )
@@ -104,12 +105,20 @@ def read_table(data: TableData, path: str) -> Iterator[ColumnBatch]:
         rows = table.read(table.groups, columns, _BLOCK_ROWS)
     else:
         _check_separator(section)
-        rows = CsvRows(files, section, columns).read(columns)
-    decoder = Decoder(section, None)
+        rows = _read_csv(files, section, columns)
+    decoder = Decoder(section.model_copy(update={"bad_rows": data.bad_rows}), None)
+    for each in rows:
+        given = {name: each.columns[name] for name in section.categorical}
+        batch, is_good = decoder.decode(each)
+        yield replace(batch, given=given, is_good=is_good)
+
+
+def _read_csv(
+    files: Sequence[TableFile], section: TableData, columns: Sequence[str]
+) -> Iterator[RawRows]:
+    """Yields all rows. Errors do not advise to skip lines, which `read_table` cannot."""
     try:
-        for each in rows:
-            given = {name: each.columns[name] for name in section.categorical}
-            yield replace(decoder.decode(each)[0], given=given)
+        yield from CsvRows(files, section, columns).read(columns)
     except DataError as error:
         raise DataError(str(error).replace(SKIP_ADVICE, ""), **error.details) from error
 
