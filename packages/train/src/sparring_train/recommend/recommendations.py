@@ -13,8 +13,8 @@ from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_train.columns import Column, ColumnBatch, Schema
 from sparring_train.config.run import RunConfig
 from sparring_train.config.sections.model import MatrixFactorizationModel
+from sparring_train.data.column_names import ITEMS, USERS, find_first_named
 from sparring_train.hookspecs import OpenedModel
-from sparring_train.recommend.column_names import ITEMS, USERS, find_first_named
 from sparring_train.recommend.item_index import Index, UsedIndex, chooses_faiss
 from sparring_train.recommend.known_columns import KnownColumns, known_columns, read_items_and_user
 

@@ -237,13 +237,15 @@ def _configuration(
             found.item.name: ("item", found.item.why),
         }
         left = [each.name for each in columns if each.name not in used]
-        for name in left:
-            if roles[name][0] != "left out":
-                roles[name] = (roles[name][0], f"{roles[name][1]}, not used")
         lines = [*ranking_lines(path, summary, found, weight, left)]
     else:
         pair = _pair(ids, user, item, label, path, findings) if not label.is_binary else None
+        times = [each.name for each in columns if each.role == "time"]
+        left = [] if pair is None else [name for name in roles if name not in (*pair, *times[:1])]
         lines = [*_data(path, summary, columns, label, weight, pair), *_model(columns, label, pair)]
+    for name in left:
+        if roles[name][0] != "left out":
+            roles[name] = (roles[name][0], f"{roles[name][1]}, not used")
     if label is not None:
         roles[label.name] = ("label", label.why)
     if weight is not None:

@@ -15,9 +15,9 @@ from pyarrow import types
 from sparring.errors import DataError
 from sparring_train.cli.init.findings import Doubt, Findings
 from sparring_train.cli.init.words import Words
+from sparring_train.data.column_names import QUANTITIES, is_outcome, split_column_name
 from sparring_train.data.table.summary import ColumnSummary, TableSummary
 from sparring_train.quality.predictions import auc
-from sparring_train.recommend.column_names import QUANTITIES, is_outcome, split_column_name
 
 __all__ = ["NO_LABEL", "ChosenLabel", "choose_label", "leave_out_outcomes"]
 

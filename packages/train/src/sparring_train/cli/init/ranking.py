@@ -21,15 +21,15 @@ from sparring_train.cli.init.text import (
     random_split,
 )
 from sparring_train.cli.init.words import Words, quote_yaml_name
-from sparring_train.data.table.summary import ColumnSummary, TableSummary
-from sparring_train.data.table.text.forms import POSITION
-from sparring_train.recommend.column_names import (
+from sparring_train.data.column_names import (
     ITEMS,
     SESSIONS,
     USERS,
     find_first_named,
     split_column_name,
 )
+from sparring_train.data.table.summary import ColumnSummary, TableSummary
+from sparring_train.data.table.text.forms import POSITION
 
 __all__ = [
     "RankedColumns",

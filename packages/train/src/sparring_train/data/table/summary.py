@@ -16,12 +16,7 @@ from pyarrow import types
 
 from sparring.errors import DataError
 from sparring_train.config.sections.table import TableData
-from sparring_train.data.table.files import TableFile, find_files
-from sparring_train.data.table.sample import Sample, sample_parquet
-from sparring_train.data.table.text.lists import split_lists
-from sparring_train.data.table.text.sample import sample_csv
-from sparring_train.data.table.text.values import TextStyle, are_integers
-from sparring_train.recommend.column_names import (
+from sparring_train.data.column_names import (
     ITEMS,
     LABELS,
     QUANTITIES,
@@ -31,6 +26,11 @@ from sparring_train.recommend.column_names import (
     plain_name,
     split_column_name,
 )
+from sparring_train.data.table.files import TableFile, find_files
+from sparring_train.data.table.sample import Sample, sample_parquet
+from sparring_train.data.table.text.lists import split_lists
+from sparring_train.data.table.text.sample import sample_csv
+from sparring_train.data.table.text.values import TextStyle, are_integers
 
 __all__ = ["ColumnSummary", "TableSummary", "Role", "is_text", "summarize_table"]
 
