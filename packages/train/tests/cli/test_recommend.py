@@ -257,11 +257,3 @@ def test_columns_of_other_languages_need_two_options_in_one_message(ask: Any, fo
     assert "--user-feature: found Kund, expected one of Kunde, Artikel" in ask(
         "recommend", "german", "--user-feature", "Kund"
     )
-
-
-def test_predict_gives_no_advice_to_skip_a_bad_row(ask: Any, folder: Path) -> None:
-    write_rows(folder / "bad.csv", [{**features_of(4, 2), "price": each} for each in (1, "cheap")])
-    for given in ([], ["data.bad_rows=skip"]):
-        refused = ask("predict", "dlrm", "bad.csv", *given)
-        assert "row 3, column 'price': found 'cheap'" in refused
-        assert refused.endswith("fix or remove the row")
